@@ -1,0 +1,1 @@
+"""The process: configuration, threads, composition. The only room that reads messages."""

@@ -1,0 +1,1 @@
+"""Does a plan on the device: state bank, lanes, staging, sampler, runner."""

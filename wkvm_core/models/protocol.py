@@ -1,0 +1,58 @@
+"""What the runner asks of a model, and what it gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from wkvm_core.state.layout import Fingerprint, StateLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one launch, ragged and concatenated: row r owns tokens `offsets[r]:offsets[r + 1]`.
+
+    Every row has at least one token. No slot is written by one row and read by another.
+    """
+
+    tokens: torch.Tensor
+    """int64 [tokens], on the model's device."""
+    offsets: tuple[int, ...]
+    """[rows + 1], on the host, from 0 to the number of tokens."""
+    read: torch.Tensor
+    """int64 [rows]: slot whose state a row starts from."""
+    write: torch.Tensor
+    """int64 [rows]: slot that receives the state after the row's last token."""
+    wanted: torch.Tensor
+    """int64 [wanted]: places in `tokens` whose logits are asked for."""
+
+    @property
+    def single(self) -> bool:
+        """Every row has exactly one token: a pure decode step."""
+        return len(self.offsets) - 1 == self.tokens.shape[0]
+
+
+class Model(Protocol):
+    """Weights on one device and the forward pass over slots."""
+
+    name: str
+    family: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    layout: StateLayout
+    fingerprint: Fingerprint
+    compute_dtype: str
+    deterministic: bool
+    """The arithmetic of a token depends neither on batch size nor on chunk borders."""
+    num_parameters: int
+
+    def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Reads every row's state from slot `read[r]`, consumes its tokens, writes slot `write[r]`.
+
+        `families[name]` is the bank's view `[slots, layers, *shape]` of that family (strided by the slot).
+        Returns float32 logits `[wanted, vocab_size]`. A row's result depends on its own tokens and state only.
+        """
+        ...

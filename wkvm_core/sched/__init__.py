@@ -1,0 +1,1 @@
+"""Who runs next: requests in, plans out, results in, outcomes out. Never imports torch."""

@@ -1,0 +1,1 @@
+"""Layouts, slots, cursors and snapshots: integers and values, never tensors."""

@@ -1,0 +1,1 @@
+"""Snapshots by name, and the host memory their bytes lie in. Never imports torch."""

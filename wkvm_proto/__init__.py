@@ -1,0 +1,1 @@
+"""What the core and the frontend say to each other. Imports msgspec, pyzmq and the standard library only."""
