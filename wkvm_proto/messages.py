@@ -38,7 +38,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 # ------------------------------------------------------------------------------------------- frontend -> core
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, tag="hello", frozen=True):
     """First message of a frontend, and again once it has loaded the tokenizer that the Welcome named.
 
     A hello without `vocabulary` introduces; with it the digest binds, and generation is allowed from then on.
@@ -52,7 +52,7 @@ class Hello(Message, tag="hello"):
     """blake2b-256 of the id -> bytes table (wkvm_proto.vocabulary)."""
 
 
-class Vocabulary(Message, tag="vocabulary"):
+class Vocabulary(Message, tag="vocabulary", frozen=True):
     """The id -> bytes table, sent when a Welcome asks for it: `ends` is a u32 column of end offsets into `data`."""
 
     ends: bytes
@@ -66,7 +66,7 @@ class Junction(msgspec.Struct, frozen=True, array_like=True):
     digest: Digest = b""
 
 
-class Generate(Message, tag="generate"):
+class Generate(Message, tag="generate", frozen=True):
     """Read the prompt, then sample `n` continuations of it. Answered by Accepted or Failed; then Tokens and n Finished,
     or one Failed."""
 
@@ -90,7 +90,7 @@ class Generate(Message, tag="generate"):
     adapter: U32 = 0
 
 
-class Cancel(Message, tag="cancel"):
+class Cancel(Message, tag="cancel", frozen=True):
     """Nobody waits for this request any more. Answered by a Finished with reason `cancelled` for each live sample."""
 
     request: U32
@@ -110,7 +110,7 @@ class Metrics(msgspec.Struct, frozen=True, omit_defaults=True):
     histograms: dict[str, tuple[tuple[int, ...], float]] = {}
 
 
-class Ping(Message, tag="ping"):
+class Ping(Message, tag="ping", frozen=True):
     """Renews the frontend's lease and brings its own metrics; `through_loop` asks for an answer by the step loop."""
 
     nonce: U64
@@ -118,7 +118,7 @@ class Ping(Message, tag="ping"):
     metrics: Metrics | None = None
 
 
-class Goodbye(Message, tag="goodbye"):
+class Goodbye(Message, tag="goodbye", frozen=True):
     """The frontend closes in good order: its lease ends now."""
 
 
@@ -151,7 +151,7 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """Unix seconds at which the core became ready."""
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, tag="welcome", frozen=True):
     """Answer to Hello."""
 
     protocol: U32
@@ -166,7 +166,7 @@ class Welcome(Message, tag="welcome"):
     """A frontend silent for so long is taken for dead."""
 
 
-class Accepted(Message, tag="accepted"):
+class Accepted(Message, tag="accepted", frozen=True):
     """The request is in the queue."""
 
     request: U32
@@ -188,7 +188,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """f32 column [tokens * k]."""
 
 
-class Tokens(Message, tag="tokens"):
+class Tokens(Message, tag="tokens", frozen=True):
     """Every token that a step brought to one frontend: one frame a frontend a step, in columns, a row each."""
 
     step: int
@@ -204,7 +204,7 @@ class Tokens(Message, tag="tokens"):
     """Of the rows that asked."""
 
 
-class Finished(Message, tag="finished"):
+class Finished(Message, tag="finished", frozen=True):
     """A sample ended in good order; the last message about it."""
 
     request: U32
@@ -224,7 +224,7 @@ class Finished(Message, tag="finished"):
     saved_as: str = ""
 
 
-class Failed(Message, tag="failed"):
+class Failed(Message, tag="failed", frozen=True):
     """The request ended without a result; the last message about it and all its samples."""
 
     request: U32
@@ -234,14 +234,14 @@ class Failed(Message, tag="failed"):
     retry_after_s: float = 0.0
 
 
-class Refusal(Message, tag="refusal"):
+class Refusal(Message, tag="refusal", frozen=True):
     """A frame that belongs to no request was refused (bad frame, no hello, wrong protocol or vocabulary)."""
 
     code: ErrorCode
     message: str
 
 
-class Pong(Message, tag="pong"):
+class Pong(Message, tag="pong", frozen=True):
     """Answer to Ping."""
 
     nonce: U64
@@ -249,7 +249,7 @@ class Pong(Message, tag="pong"):
     through_loop: bool = False
 
 
-class Stats(Message, tag="stats"):
+class Stats(Message, tag="stats", frozen=True):
     """Sent to every frontend once a second: the core's metrics and the sum of all frontends'."""
 
     core: Metrics
