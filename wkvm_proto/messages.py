@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from wkvm_proto.names import ErrorCode, FinishReason
-from wkvm_proto.sampling import U64, Count, Sampling
+from wkvm_proto.sampling import U63, Count, Sampling
 
 PROTOCOL = 1
 MAX_FRAME_BYTES = 8 * 2**20
@@ -46,7 +46,7 @@ class Hello(Message, tag="hello", frozen=True):
 
     protocol: U32
     frontend: Name
-    epoch: U64
+    epoch: U63
     """Random for each start of the frontend."""
     vocabulary: Digest = b""
     """blake2b-256 of the id -> bytes table (wkvm_proto.vocabulary)."""
@@ -113,7 +113,7 @@ class Metrics(msgspec.Struct, frozen=True, omit_defaults=True):
 class Ping(Message, tag="ping", frozen=True):
     """Renews the frontend's lease and brings its own metrics; `through_loop` asks for an answer by the step loop."""
 
-    nonce: U64
+    nonce: U63
     through_loop: bool = False
     metrics: Metrics | None = None
 
@@ -156,7 +156,7 @@ class Welcome(Message, tag="welcome", frozen=True):
 
     protocol: U32
     core: str
-    epoch: U64
+    epoch: U63
     """Random for each start of the core: a changed epoch means that everything in flight is lost."""
     card: ModelCard
     vocabulary: Digest = b""
@@ -244,7 +244,7 @@ class Refusal(Message, tag="refusal", frozen=True):
 class Pong(Message, tag="pong", frozen=True):
     """Answer to Ping."""
 
-    nonce: U64
+    nonce: U63
     step: int
     through_loop: bool = False
 

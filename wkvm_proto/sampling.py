@@ -10,7 +10,7 @@ from msgspec import Meta
 MAX_LOGPROBS = 20
 MAX_OUTPUT_TOKENS = 2**31 - 1
 
-U64 = Annotated[int, Meta(ge=0, le=2**64 - 1)]
+U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=MAX_OUTPUT_TOKENS)]
 # Both bounds on every float: a lone lower bound lets +inf through, none lets NaN through.
 Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]
@@ -28,7 +28,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     max_tokens: Count
-    seed: U64 = 0
+    seed: U63 = 0
     temperature: Temperature = 1.0
     top_k: Count = 0
     """0 = off."""
