@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from blake3 import blake3
 
+from wkvm_core.kernels.splitmix import signed, splitmix64
 from wkvm_core.models.protocol import Batch
 from wkvm_core.state.layout import Fingerprint, StateFamily, StateLayout
 
@@ -87,14 +88,6 @@ class CountingModel:
         return after, seen
 
 
-def splitmix64(values: torch.Tensor) -> torch.Tensor:
-    """The output function of SplitMix64 (Steele, Lea, Flood 2014), preceded by its increment; int64 in and out."""
-    x = values + _signed(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
-    return x ^ (x >> 31 & (1 << 33) - 1)
-
-
 def next_printable(counts: torch.Tensor, hashes: torch.Tensor) -> torch.Tensor:
     """The most probable next token less FIRST_PRINTABLE, int64 [states] in 0..94."""
     return (splitmix64(hashes ^ counts) >> 32 & 0xFFFFFFFF) % NUM_PRINTABLE
@@ -122,11 +115,6 @@ def _powers_of(base: int, count: int) -> torch.Tensor:
     known = 1
     while known < count:  # doubling: b**(k + known) = b**k * b**known
         more = min(known, count - known)
-        powers[known : known + more] = powers[:more] * _signed(pow(base, known, 1 << 64))
+        powers[known : known + more] = powers[:more] * signed(pow(base, known, 1 << 64))
         known += more
     return powers
-
-
-def _signed(value: int) -> int:
-    """The int64 with the bits of a u64."""
-    return value - (1 << 64) if value >> 63 else value
