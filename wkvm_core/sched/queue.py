@@ -43,21 +43,17 @@ class FairQueue:
                 line.popleft()
                 self._dead -= 1
             if line:
+                self._floor = max(self._floor, self._served[tenant])
                 return line[0]
             del lines[tenant]
             if not lines:
                 del self._lines[priority]
         return None
 
-    def pop(self) -> Sequence:
-        """Takes the next one out. There is one."""
-        sequence = self.peek()
-        assert sequence is not None, "pop from an empty queue"
-        line = self._lines[sequence.request.priority][sequence.request.tenant]
-        line.popleft()
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a waiting one out: the next one, or another out of turn."""
+        self._lines[sequence.request.priority][sequence.request.tenant].remove(sequence)
         self._size -= 1
-        self._floor = max(self._floor, self._served[sequence.request.tenant])
-        return sequence
 
     def forget(self) -> None:
         """One sequence ended while it waited; its place is dropped when it is met, or when such places pile up."""

@@ -83,7 +83,7 @@ class Scheduler:
                 heapq.heapify(self._deadlines)
         # With a single slot the common state would have nowhere to stay: then every sample reads the prompt itself.
         if request.n > 1 and self.arena.num_slots > 1:
-            group.fork = Fork(waiting=request.n)
+            group.fork = Fork()
             if request.prompt_tokens > 1:
                 self._enqueue(group, TRUNK)
                 return
@@ -143,6 +143,8 @@ class Scheduler:
         self._next_sequence += 1
         sequence = Sequence(self._next_sequence, group.request, index, group.fork)
         group.live[index] = sequence
+        if group.fork is not None and index != TRUNK:
+            group.fork.readers.append(sequence)
         self._seating.queue.push(sequence, front=front)
 
     # ------------------------------------------------------------------------------------------ plan

@@ -42,12 +42,28 @@ class Seating:
                 self._leaving.remove(leaver)
                 self._park(leaver, step)
         while (sequence := self.queue.peek()) is not None:
-            if self._takes_over(sequence, step):
-                self._sit_in_fork(self.queue.pop(), step)
-            elif len(self.seated) < self._limits.max_rows and self.seats.fits(sequence):
-                self._sit(self.queue.pop(), step)
-            elif not self._make_room(sequence, step):
+            if self._try_to_seat(sequence, step):
+                continue
+            if not self._make_room(sequence, step) and not self._seat_a_reader(step):
                 return
+
+    def _try_to_seat(self, sequence: Sequence, step: Step) -> bool:
+        if len(self.seated) >= self._limits.max_rows:
+            return False
+        if self._takes_over(sequence, step):
+            self.queue.remove(sequence)
+            self._sit_in_fork(sequence, step)
+        elif self.seats.fits(sequence) and self._fork_may_begin(sequence):
+            self.queue.remove(sequence)
+            self._sit(sequence, step)
+        else:
+            return False
+        return True
+
+    def _seat_a_reader(self, step: Step) -> bool:
+        """Somebody before them waits for a slot, and resident forks hold some: their samples go first, or neither would
+        ever sit."""
+        return any(self._try_to_seat(fork.readers[0], step) for fork in self._forks)
 
     def end_trunk(self, trunk: Sequence) -> None:
         """The last row of a trunk is planned: its slot now holds the state that the samples fork from."""
@@ -75,6 +91,11 @@ class Seating:
         sequence.phase = Phase.DONE
         sequence.row = None
 
+    def _fork_may_begin(self, sequence: Sequence) -> bool:
+        """Trunks and resident forks never hold every slot: their samples need one to make them go away."""
+        trunks = sum(seated.index == TRUNK for seated in self.seated.values())
+        return sequence.index != TRUNK or trunks + len(self._forks) + 2 <= self._arena.num_slots
+
     def drop_fork(self, fork: Fork) -> None:
         """Nobody will read it: its slot is free."""
         if fork.slot is not None:
@@ -91,11 +112,8 @@ class Seating:
             fork is not None
             and fork.slot is not None
             and fork.slot not in step.fork_slots
-            and fork.waiting == 1
-            and sequence.index != TRUNK
-            and sequence.block is None
+            and fork.readers == [sequence]
             and self.seats.free_lanes > 0
-            and len(self.seated) < self._limits.max_rows
         )
 
     def _sit_in_fork(self, sequence: Sequence, step: Step) -> None:
@@ -105,7 +123,7 @@ class Seating:
         sequence.reads = fork.slot
         self._forks.remove(fork)
         fork.slot = None
-        fork.waiting = 0
+        fork.readers.clear()
         self._counts.forks += 1
         self._seat_lane(sequence, step)
 
@@ -129,19 +147,19 @@ class Seating:
 
     def _read_fork(self, sequence: Sequence, fork: Fork, step: Step) -> None:
         assert sequence.slot is not None
-        fork.waiting -= 1
+        fork.readers.remove(sequence)
         self._counts.forks += 1
         if fork.slot is not None:
             sequence.reads = fork.slot
             step.fork_slots.add(fork.slot)
-            if not fork.waiting:
+            if not fork.readers:
                 step.slots.append(fork.slot)
                 fork.slot = None
                 self._forks.remove(fork)
         else:
             assert fork.block is not None
             step.moves.append(Write(fork.block, sequence.slot))
-            if not fork.waiting:
+            if not fork.readers:
                 step.blocks.append(fork.block)
                 fork.block = None
 

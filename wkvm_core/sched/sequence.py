@@ -32,12 +32,12 @@ class Fork:
     read it; in neither when there is nothing before the last token.
     """
 
-    __slots__ = ("block", "slot", "waiting")
+    __slots__ = ("block", "readers", "slot")
 
-    def __init__(self, waiting: int) -> None:
+    def __init__(self) -> None:
         self.slot: int | None = None
         self.block: int | None = None
-        self.waiting = waiting
+        self.readers: list[Sequence] = []
         """Samples that have not read it yet."""
 
 
@@ -47,7 +47,8 @@ class Sequence:
     __slots__ = (
         "block", "candidate", "candidate_consumed", "consumed", "delivered", "ending", "fork", "go", "held_logprobs",
         "index", "issued", "keep_read", "keep_to", "lane", "matcher", "max_tokens", "number", "output", "owner",
-        "paused", "pending", "phase", "reads", "request", "row", "seated_at", "slot", "spare_wanted", "total_prompt", "unread",
+        "paused", "pending", "phase", "reads", "request", "row", "seated_at", "slot", "spare_wanted", "total_prompt",
+        "unread",
     )  # fmt: skip
 
     def __init__(self, number: int, request: Request, index: int, fork: Fork | None = None) -> None:
