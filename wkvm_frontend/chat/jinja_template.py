@@ -132,7 +132,10 @@ class JinjaTemplate:
         values: dict[str, Any] = {
             **self._variables,
             **options.variables,
-            "messages": [self._view(message, text, place, mark) for place, (message, text) in enumerate(zip(messages, texts, strict=True))],
+            "messages": [
+                self._view(message, text, place, mark)
+                for place, (message, text) in enumerate(zip(messages, texts, strict=True))
+            ],
             "add_generation_prompt": options.add_generation_prompt and not options.continue_final,
         }
         if tools:
@@ -149,8 +152,18 @@ class JinjaTemplate:
                 chunks.append(chunk)
         except jinja2.exceptions.TemplateRuntimeError as error:
             raise BadTemplate(f"the model's chat template refused these messages: {str(error)[:300]}") from None
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise BadTemplate(f"the model's chat template cannot render these messages ({type(error).__name__})") from None
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            raise BadTemplate(
+                f"the model's chat template cannot render these messages ({type(error).__name__})"
+            ) from None
         return "".join(chunks)
 
     def _view(self, message: ChatMessage, text: str, place: int, mark: str) -> dict[str, Any]:
@@ -239,4 +252,3 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(layout: str) -> str:
     return datetime.datetime.now().astimezone().strftime(layout)
-

@@ -63,9 +63,7 @@ class Template(Protocol):
         """The prompt; `texts[i]` is the text of `messages[i]`. Raises BadTemplate."""
 
 
-def segmented(
-    parts: Sequence[tuple[str, int]], roles: Sequence[str], *, ends_open: bool
-) -> list[Segment]:
+def segmented(parts: Sequence[tuple[str, int]], roles: Sequence[str], *, ends_open: bool) -> list[Segment]:
     """Segments of `(text, message index or -1 for template text)` in order.
 
     A blank before a content joins the content, as texts are tokenised in training. Junctions: the end of an

@@ -21,4 +21,4 @@ class ByteTokenizer:
 
     def encode(self, text: str, *, specials: bool, first: bool = False) -> array[int]:
         """The UTF-8 bytes of the text; there are no control tokens to allow or refuse."""
-        return array("I", text.encode())
+        return array("I", list(text.encode()))

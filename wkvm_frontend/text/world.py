@@ -29,7 +29,9 @@ class WorldTokenizer:
         for token, piece in enumerate(self.table):
             if piece:
                 self._add(piece, token)
-        missing = [value for value in range(256) if self._edges.get(value) is None or self._token[self._edges[value]] < 0]
+        missing = [
+            value for value in range(256) if self._edges.get(value) is None or self._token[self._edges[value]] < 0
+        ]
         if missing:
             raise BadTokenizer(f"{path.name}: no token for byte {missing[0]}")
 

@@ -12,7 +12,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from wkvm_frontend.chat.template import BadTemplate
 from wkvm_frontend.served import ServedModel
+from wkvm_frontend.text.tokenizer import BadTokenizer
 from wkvm_frontend.wire.calls import Call, CallTable
 from wkvm_frontend.wire.inbox import Inbox
 from wkvm_proto.messages import (
@@ -163,13 +165,16 @@ class CoreLink:
     async def run(self, io: zmq.asyncio.Context) -> None:
         """Holds the connection until cancelled, which says goodbye."""
         backoff = FIRST_BACKOFF_S
+        told = ""
         while True:
             began = time.monotonic()
             try:
                 await self._hold(io)
             except* _Lost as lost:
                 self.trouble = str(lost.exceptions[0])
-                logger.warning("core %s: %s", self.uri, self.trouble)
+                if self.trouble != told:  # once, not at every attempt
+                    logger.warning("core %s: %s", self.uri, self.trouble)
+                told = self.trouble
             backoff = FIRST_BACKOFF_S if time.monotonic() - began > 10.0 else min(2 * backoff, LAST_BACKOFF_S)
             await asyncio.sleep(backoff)
 
@@ -220,9 +225,11 @@ class CoreLink:
         self.trouble = "loading the model's tokenizer"
         try:
             model = await self._load(welcome.card)
+        except (BadTokenizer, BadTemplate) as error:
+            raise _Lost(f"its model cannot be used: {error}") from error
         except Exception as error:
-            logger.exception("core %s: the tokenizer or template of its model cannot be used", self.uri)
-            raise _Lost(f"the tokenizer or template cannot be used: {error}") from error
+            logger.exception("core %s: its model cannot be used", self.uri)
+            raise _Lost(f"its model cannot be used: {type(error).__name__}") from error
         self.trouble = "waiting for the engine's welcome"
         self._say(self._hello(model.digest))
         if (await self._welcome()).wants_vocabulary:
@@ -307,8 +314,8 @@ class CoreLink:
     def _send_frame(self, frame: bytes) -> None:
         if self._socket is None:
             raise CoreGone("not connected")
-        sent = self._socket.send(frame, zmq.NOBLOCK)  # done at once, either way
-        assert sent.done(), "a send without blocking is done at once"
+        sent = self._socket.send(frame, zmq.NOBLOCK)
+        assert isinstance(sent, asyncio.Future), "a send without blocking is done at once, either way"
         error = sent.exception()
         if isinstance(error, zmq.ZMQError):
             raise CoreGone("the engine's queue is full or its connection is closed")
