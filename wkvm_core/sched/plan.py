@@ -7,13 +7,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from wkvm_core.state.slots import SINK_SLOT, ZERO_SLOT
 from wkvm_proto.sampling import Sampling
 
-ZERO_SLOT = 0
-"""Read by fresh and padded rows, never written."""
-SINK_SLOT = 1
-"""Written by padded, stopped and halted rows, never read."""
-RESERVED_SLOTS = 2
 NO_LANE = -1
 
 

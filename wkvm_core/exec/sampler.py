@@ -1,0 +1,262 @@
+"""The sampler: logits and lanes in, tokens and flags out; the lanes move on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from wkvm_core.exec.lanes import (
+    ACTIVE,
+    BAN,
+    BIASED,
+    COUNTED,
+    DELAYED,
+    DONE,
+    FREQUENCY,
+    HALTS,
+    IN_PROMPT,
+    KEY,
+    LOGPROBS,
+    MIN_P,
+    MIN_TOKENS,
+    NEXT,
+    POSITION,
+    PRESENCE,
+    RANKED,
+    REMAINING,
+    REPETITION,
+    SAMPLED,
+    STATUS,
+    STOPS,
+    TEMPERATURE,
+    TOP_P,
+    TYPICAL,
+    TYPICAL_P,
+    WAITING,
+    Lanes,
+)
+from wkvm_core.kernels.draw import Cut, best, draw_ranked, draw_whole, log_weight, ranked, weights
+from wkvm_core.kernels.splitmix import uniform
+from wkvm_core.sched.plan import EXHAUSTED, FAULT, HALTED, RAN, STOPPED, RowLogprobs
+
+LOGPROB_FLOOR = -9999.0
+"""Lower log-probabilities are given as this one, so that all of them are finite numbers."""
+FIRST_LOOK = 256
+"""Candidates ranked first when only top-p bounds the set."""
+MAX_FIRST_LOOK = 1024
+"""Greatest top-k that the first look is widened for."""
+_LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities in the raw distribution, of the rows that asked, `[asked]` and `[asked, k]` on the device."""
+
+    rows: tuple[int, ...]
+    """Which rows, on the host."""
+    wanted: tuple[int, ...]
+    """How many of the k best each of them asked for."""
+    chosen: torch.Tensor
+    top_ids: torch.Tensor
+    top: torch.Tensor
+
+    def by_row(self) -> dict[int, RowLogprobs]:
+        """The same as values of a step's result; meaningless for a row without a sampled token."""
+        chosen, top_ids, top = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()
+        return {
+            row: RowLogprobs(chosen[at], tuple(top_ids[at][:wanted]), tuple(top[at][:wanted]))
+            for at, (row, wanted) in enumerate(zip(self.rows, self.wanted, strict=True))
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one call brought: `packed` is int64 `[2, rows]`, tokens and flags, so that the host reads one tensor."""
+
+    packed: torch.Tensor
+    logprobs: Logprobs | None = None
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """int64 [rows]: the sampled id, or -1."""
+        return self.packed[0]
+
+    @property
+    def flags(self) -> torch.Tensor:
+        """int64 [rows], in the words of the plan: 0 for a lane that was halted or done, FAULT alone for logits that
+        are not finite, otherwise RAN with STOPPED, EXHAUSTED and HALTED as they apply."""
+        return self.packed[1]
+
+
+class Sampler:
+    """Samples one token a row and moves the lanes on. A row's result does not depend, bit by bit, on batch size, row
+    number, lane number, or what its neighbours are and ask for.
+
+    Logits that are not finite (NaN or +inf anywhere, or -inf alone) end their lane and no other. When every id of a
+    row is banned (by bias, as a stop id before min_tokens, or by a logit of -inf), the bans are lifted for that draw
+    and the biased logits decide.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        device = lanes.device
+        status = [
+            DONE if flags & (STOPPED | EXHAUSTED | FAULT) else WAITING * (flags & HALTED > 0) for flags in range(32)
+        ]
+        self._status = torch.tensor(status, device=device)  # [32], by flags
+        self._step = torch.tensor([1, -1], device=device)  # of POSITION and REMAINING
+
+    def sample(self, logits: torch.Tensor, lanes: torch.Tensor, pause: torch.Tensor) -> Sampled:
+        """logits: float32 [rows, vocab], not changed; lanes: int64 [rows], each lane at most once (`idle` apart);
+        pause: bool [rows], halt after this token. All on the lanes' device."""
+        needs = self.lanes.needs(lanes)
+        asked = int(np.bitwise_or.reduce(needs)) if needs.size else 0
+        values, tokens = best(logits)
+        finite = values.isfinite()
+        if asked & ~LOGPROBS:
+            chosen = self._rows(needs, ~LOGPROBS)
+            sound = finite if chosen is None else finite[chosen]
+            drawn = self._draw(_of(logits, chosen), _of(lanes, chosen), sound)
+            tokens = drawn if chosen is None else tokens.index_copy(0, chosen, drawn)
+        packed = self._settle(tokens, finite, lanes, pause)
+        if asked & COUNTED:
+            self._count(packed[0], lanes, needs)
+        return Sampled(packed, self._logprobs(logits, tokens, finite, lanes, needs) if asked & LOGPROBS else None)
+
+    @staticmethod
+    def _rows(needs: npt.NDArray[np.uint8], bits: int) -> torch.Tensor | None:
+        """Rows that need any of the bits; None = all of them."""
+        which = (needs & np.uint8(bits & 0xFF)) != 0
+        return None if which.all() else torch.from_numpy(which.nonzero()[0])
+
+    def _settle(
+        self, tokens: torch.Tensor, finite: torch.Tensor, lanes: torch.Tensor, pause: torch.Tensor
+    ) -> torch.Tensor:
+        """Computes the flags and moves the lanes on: int64 [2, rows]."""
+        table = self.lanes.numbers
+        old = table.index_select(0, lanes)
+        marks = self.lanes.marks.view(-1).take(old[:, STOPS : HALTS + 1] + tokens[:, None])
+        flags = marks.sum(1) + RAN  # one mark each of STOPPED and HALTED: the sum is their union
+        flags |= pause * HALTED
+        flags |= (old[:, REMAINING] <= 1) * EXHAUSTED
+        flags = torch.where(finite, flags, FAULT) * (old[:, STATUS] == ACTIVE)
+        ran = flags & RAN
+        packed = torch.stack((torch.where(ran > 0, tokens, -1), flags))
+        new = old.clone()
+        new[:, NEXT] = torch.where(ran > 0, tokens, old[:, NEXT])
+        new[:, POSITION : REMAINING + 1] += ran[:, None] * self._step
+        new[:, STATUS] = torch.maximum(old[:, STATUS], self._status[flags])
+        table.index_copy_(0, lanes, new)
+        return packed
+
+    def _count(self, tokens: torch.Tensor, lanes: torch.Tensor, needs: npt.NDArray[np.uint8]) -> None:
+        rows = self._rows(needs, COUNTED)
+        tokens, lanes = _of(tokens, rows), _of(lanes, rows)
+        places = lanes * self.lanes.vocab_size + tokens.clamp(min=0)
+        self.lanes.counts.view(-1).index_add_(0, places, (tokens >= 0).to(torch.int32))
+
+    # ---------------------------------------------------------------------------------------------- drawing
+
+    def _draw(self, logits: torch.Tensor, lanes: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
+        """Tokens of rows that are not plainly greedy: int64 [rows]. Rows that are not finite get some id."""
+        needs = self.lanes.needs(lanes)
+        asked = int(np.bitwise_or.reduce(needs))
+        numbers = self.lanes.numbers.index_select(0, lanes)
+        knobs = self.lanes.knobs.index_select(0, lanes)
+        x = torch.where(finite[:, None], logits, 0.0)
+        if asked & (COUNTED | BIASED | DELAYED):
+            x = self._shape(x, lanes, numbers, knobs, asked)
+        values, tokens = best(x)
+        if not asked & SAMPLED:
+            return tokens
+        uniforms = uniform(numbers[:, KEY], numbers[:, POSITION])
+        for bits, draw in ((SAMPLED, _draw_whole), (SAMPLED | RANKED, self._draw_ranked)):
+            which = (needs & (SAMPLED | RANKED)) == bits
+            if which.any():
+                rows = None if which.all() else torch.from_numpy(which.nonzero()[0])
+                own = _of(knobs, rows)
+                below = _of(x, rows) - _of(values, rows)[:, None]
+                below /= own[:, TEMPERATURE, None].to(torch.float32)
+                drawn = draw(below, _of(lanes, rows), own, _of(uniforms, rows))
+                tokens = drawn if rows is None else tokens.index_copy(0, rows.to(tokens.device), drawn)
+        return tokens
+
+    def _draw_ranked(
+        self, x: torch.Tensor, lanes: torch.Tensor, knobs: torch.Tensor, uniforms: torch.Tensor
+    ) -> torch.Tensor:
+        """Looks at the best few first, and at whole rows only where those did not settle the matter."""
+        top_k = self.lanes.top_k(lanes)
+        cut = Cut(torch.from_numpy(top_k).to(x.device), knobs[:, TOP_P], knobs[:, TYPICAL_P], knobs[:, MIN_P])
+        vocab_size = x.shape[1]
+        count = min(vocab_size, max(FIRST_LOOK, int(top_k[top_k <= MAX_FIRST_LOOK].max(initial=0))))
+        total = weights(x).sum(1) if (top_k == 0).any() else torch.zeros_like(lanes)
+        typical = bool((self.lanes.needs(lanes) & TYPICAL).any())
+        tokens, enough = draw_ranked(x, total, cut, uniforms, count, typical=typical)
+        if not enough.all():
+            rest = (~enough).nonzero().squeeze(1)
+            again, _ = draw_ranked(x[rest], total[rest], cut.rows(rest), uniforms[rest], vocab_size, typical=typical)
+            tokens = tokens.index_copy(0, rest, again)
+        return tokens
+
+    def _shape(
+        self, x: torch.Tensor, lanes: torch.Tensor, numbers: torch.Tensor, knobs: torch.Tensor, asked: int
+    ) -> torch.Tensor:
+        """Penalties, bias and bans; float32 [rows, vocab], at least one finite value a row."""
+        gone = x == -torch.inf
+        if asked & COUNTED:
+            counts = self.lanes.counts.index_select(0, lanes)
+            own = knobs.to(torch.float32)[:, :, None]
+            again = own[:, REPETITION]
+            x = torch.where(counts != 0, torch.where(x > 0, x / again, x * again), x)
+            generated = counts & (IN_PROMPT - 1)
+            x = x - (own[:, PRESENCE] * (generated > 0) + own[:, FREQUENCY] * generated)
+        banned = gone
+        if asked & BIASED:
+            bias = self.lanes.bias.index_select(0, lanes)
+            x = x + bias
+            banned = banned | (bias <= BAN)
+        if asked & DELAYED:
+            early = numbers[:, POSITION] < numbers[:, MIN_TOKENS]
+            stops = self.lanes.marks.view(-1, x.shape[1]).index_select(0, numbers[:, STOPS] // x.shape[1])
+            banned = banned | ((stops != 0) & early[:, None])
+        x = x.clamp(-_LARGEST, _LARGEST)  # a penalty may leave float32
+        lifted = banned.all(1, keepdim=True)
+        return x.masked_fill(torch.where(lifted, gone, banned), -torch.inf)
+
+    # ---------------------------------------------------------------------------------------------- logprobs
+
+    def _logprobs(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        finite: torch.Tensor,
+        lanes: torch.Tensor,
+        needs: npt.NDArray[np.uint8],
+    ) -> Logprobs:
+        rows = self._rows(needs, LOGPROBS)
+        wanted = self.lanes.num_logprobs(_of(lanes, rows))
+        x = torch.where(_of(finite, rows)[:, None], _of(logits, rows), 0.0)
+        values, _ = best(x)
+        x = x - values[:, None]
+        norm = log_weight(weights(x).sum(1))[:, None]
+        ids = torch.cat((_of(tokens, rows)[:, None], ranked(x, min(int(wanted.max()), x.shape[1]))), 1)
+        all_of_them = (x.gather(1, ids).to(torch.float64) - norm).clamp_(min=LOGPROB_FLOOR).to(torch.float32)
+        return Logprobs(
+            rows=tuple(range(len(needs))) if rows is None else tuple(rows.tolist()),
+            wanted=tuple(wanted.tolist()),
+            chosen=all_of_them[:, 0],
+            top_ids=ids[:, 1:],
+            top=all_of_them[:, 1:],
+        )
+
+
+def _draw_whole(x: torch.Tensor, lanes: torch.Tensor, knobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    return draw_whole(x, knobs[:, MIN_P], uniforms)
+
+
+def _of(table: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """Some rows of a table; None = all."""
+    return table if rows is None else table.index_select(0, rows.to(table.device))

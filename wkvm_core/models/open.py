@@ -1,0 +1,87 @@
+"""From a path to a model: the one place that knows which families there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+
+from wkvm_core.errors import Refused
+from wkvm_core.models.checkpoint.fingerprint import cached_fingerprint
+from wkvm_core.models.checkpoint.folder import Checkpoint, read_checkpoint
+from wkvm_core.models.protocol import Model
+from wkvm_core.models.rwkv7.model import InvariantRwkv7, Rwkv7
+from wkvm_core.models.rwkv7.names import canonical_tensors, is_hf
+from wkvm_proto.names import ErrorCode
+
+DEMO_MODEL: Final = Path(__file__).parent.parent / "assets" / "wkvm-demo"
+"""The small model that comes with wkvm."""
+COUNTING: Final = "counting"
+
+Progress = Callable[[str], None]
+"""Told what is being done, in a few words, before each part of the loading."""
+
+
+def open_model(
+    path: str | Path,
+    *,
+    compute_dtype: Literal["float32", "bfloat16"] = "float32",
+    deterministic: bool = False,
+    device: str | torch.device = "cpu",
+    progress: Progress | None = None,
+) -> Model:
+    """The model at the path: a folder (BlinkDL's names or transformers' layout), a `.pth` or `.safetensors` file, or
+    the word `counting`. Raises Refused: BAD_WEIGHTS for the files, BAD_CONFIG for what this build cannot do."""
+    if str(path) == COUNTING:
+        from wkvm_core.models.counting import CountingModel
+
+        return CountingModel()
+    target = torch.device(device)
+    if target.type != "cpu":
+        raise Refused(ErrorCode.BAD_CONFIG, f"RWKV-7 has no kernels for device {target.type!r} in this build")
+    if compute_dtype not in ("float32", "bfloat16"):
+        raise Refused(ErrorCode.BAD_CONFIG, f"compute dtype {compute_dtype!r} is neither float32 nor bfloat16")
+    report = progress or (lambda _: None)
+    report("reading weights")
+    checkpoint = read_checkpoint(Path(path))
+    _check_family(checkpoint)
+    tensors, sizes = canonical_tensors(checkpoint.tensors, checkpoint.config)
+    report("hashing weights")
+    fingerprint = cached_fingerprint(tensors, checkpoint.files)
+    report("packing weights")
+    kind = InvariantRwkv7 if deterministic else Rwkv7
+    return kind(
+        checkpoint.name,
+        tensors,
+        sizes,
+        fingerprint=fingerprint,
+        eos_ids=eos_ids(checkpoint.generation, sizes.vocab),
+        compute_dtype=compute_dtype,
+        device=target,
+    )
+
+
+def eos_ids(generation: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """Ids that end a text: what generation_config.json says, else 0.
+
+    RWKV ends documents with id 0. Special ids of config.json are not read: folders converted from other families carry
+    ids there that contradict the tokenizer. Raises Refused(BAD_WEIGHTS)."""
+    said = generation.get("eos_token_id")
+    if said is None:
+        return (0,)
+    ids = said if isinstance(said, list) else [said]
+    if not ids or not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+        raise Refused(ErrorCode.BAD_WEIGHTS, "eos_token_id of generation_config.json is no token id of this model")
+    return tuple(dict.fromkeys(ids))
+
+
+def _check_family(checkpoint: Checkpoint) -> None:
+    said = checkpoint.config.get("model_type")
+    if said is not None and said != "rwkv7":
+        raise Refused(ErrorCode.BAD_WEIGHTS, f"model type {str(said)[:100]!r} is not served; this build serves rwkv7")
+    if checkpoint.config.get("attn") is not None:
+        raise Refused(ErrorCode.BAD_WEIGHTS, "RWKV-7 with attention layers (config key attn) is not served")
+    if not is_hf(checkpoint.tensors) and "blocks.0.att.r_k" not in checkpoint.tensors:
+        raise Refused(ErrorCode.BAD_WEIGHTS, "the tensors are not those of RWKV-7: 'blocks.0.att.r_k' is missing")

@@ -1,0 +1,1 @@
+"""RWKV-7 ("Goose"): names, weights and forward pass."""
