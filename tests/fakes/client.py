@@ -21,6 +21,7 @@ from wkvm_proto.messages import (
     Hello,
     Ping,
     Pong,
+    Refusal,
     Request,
     Stats,
     Tokens,
@@ -29,6 +30,7 @@ from wkvm_proto.messages import (
     decode_event,
     encode,
 )
+from wkvm_proto.names import ErrorCode
 from wkvm_proto.sampling import Sampling
 from wkvm_proto.vocabulary import vocabulary_digest, vocabulary_message
 
@@ -164,6 +166,17 @@ class Client:
         self.send(Ping(nonce, through_loop=True))
         self.wait(lambda: any(isinstance(e, Pong) and e.nonce == nonce for e in self.events[-200:]), limit_s)
         return time.monotonic() - started
+
+    def refused(self, code: ErrorCode, limit_s: float = 20.0) -> Refusal:
+        """Waits for a refusal with this code."""
+        found: list[Refusal] = []
+
+        def is_there() -> bool:
+            found[:] = [e for e in self.events if isinstance(e, Refusal) and e.code is code]
+            return bool(found)
+
+        self.wait(is_there, limit_s)
+        return found[-1]
 
     def gauge(self, name: str) -> float:
         """A gauge of the core in the newest Stats."""

@@ -44,7 +44,7 @@ class EagerStepper:
         self._lanes = lanes
         self._sampler = sampler
         self._steady: Staged | None = None
-        """Rows of the last pure decode step, every lane active: they come again until somebody joins, leaves or halts."""
+        """Rows of the last pure decode step, all active: they come again until somebody joins, leaves or halts."""
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
