@@ -1,0 +1,1 @@
+"""Routes: bodies in, answers and streams out."""

@@ -1,0 +1,1 @@
+"""Conversations: messages to prompt segments, and generated text to thoughts and answers."""

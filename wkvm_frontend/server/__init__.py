@@ -1,0 +1,1 @@
+"""The HTTP server process: sockets, connection limits, shutdown."""

@@ -1,0 +1,24 @@
+"""One id a byte: the tokenizer of models that carry none."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+from wkvm_frontend.text.tokenizer import BadTokenizer
+
+
+class ByteTokenizer:
+    """Id = byte value. A vocabulary above 256 has holes there."""
+
+    lead: tuple[int, ...] = ()
+
+    def __init__(self, vocab_size: int) -> None:
+        if vocab_size < 256:
+            raise BadTokenizer(f"a byte-level vocabulary has at least 256 ids, this one {vocab_size}")
+        self.table: Sequence[bytes] = [bytes([value]) for value in range(256)] + [b""] * (vocab_size - 256)
+        self.specials: Mapping[int, str] = {}
+
+    def encode(self, text: str, *, specials: bool, first: bool = False) -> array[int]:
+        """The UTF-8 bytes of the text; there are no control tokens to allow or refuse."""
+        return array("I", list(text.encode()))

@@ -1,0 +1,1 @@
+"""Talking to the cores: sockets, handshake, leases, and the events of each request."""
