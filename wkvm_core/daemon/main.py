@@ -23,6 +23,8 @@ def main() -> None:
 
 def run(argv: list[str]) -> int:
     """The same, with the exit code as its value."""
+    # Waiting worker threads must not spin: frontends and mail live on the same cores. Read when the runtime is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         config = resolve(CoreConfig, "wkvm-core", argv, os.environ, description="The engine core of wkvm.")
         where = places(config)
