@@ -9,6 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class OnePiece:
+    """A writer that sends everything written before a drain at once."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._data = b""
+
+    def write(self, data: bytes) -> None:
+        self._data += data
+
+    async def drain(self) -> None:
+        self._writer.write(self._data)
+        self._data = b""
+        await self._writer.drain()
+
+
 class FakeServer:
     """Answers `max_tokens` tokens, one event each. The model's name chooses how it misbehaves: `refuses` with 429,
     `breaks` with an error event after two tokens, `cuts` the connection after two, `silent` never answers, `closes`
@@ -60,6 +76,8 @@ class FakeServer:
         if model == "silent":
             await asyncio.sleep(30)
             return False
+        if model == "together":
+            writer = OnePiece(writer)  # type: ignore[assignment]
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
         writer.write(b"Connection: close\r\n" if model == "closes" else b"")
         writer.write(b"Transfer-Encoding: chunked\r\n\r\n")

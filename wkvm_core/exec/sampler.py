@@ -79,7 +79,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one call brought: `packed` is int64 `[rows, 2]`, tokens and flags, so that the host reads one tensor."""
+    """What one call brought: `packed` is int64 `[2, rows]`, tokens and flags, so that the host reads one tensor."""
 
     packed: torch.Tensor
     logprobs: Logprobs | None = None
@@ -87,13 +87,13 @@ class Sampled:
     @property
     def tokens(self) -> torch.Tensor:
         """int64 [rows]: the sampled id, or -1."""
-        return self.packed[:, 0]
+        return self.packed[0]
 
     @property
     def flags(self) -> torch.Tensor:
         """int64 [rows], in the words of the plan: 0 for a lane that was halted or done, FAULT alone for logits that
         are not finite, otherwise RAN with STOPPED, EXHAUSTED and HALTED as they apply."""
-        return self.packed[:, 1]
+        return self.packed[1]
 
 
 class Sampler:
@@ -127,7 +127,7 @@ class Sampler:
         view = self._view
         packed = torch.as_tensor(self._settle(view(tokens), view(values), view(lanes), view(pause)))
         if asked & COUNTED:
-            self._count(packed[:, 0], lanes, needs)
+            self._count(packed[0], lanes, needs)
         return Sampled(packed, self._logprobs(logits, tokens, values, lanes, needs) if asked & LOGPROBS else None)
 
     @staticmethod
@@ -137,7 +137,7 @@ class Sampler:
         return None if which.all() else torch.from_numpy(which.nonzero()[0])
 
     def _settle(self, tokens: Any, values: Any, lanes: Any, pause: Any) -> Any:
-        """Computes the flags and moves the lanes on: int64 [rows, 2]. Tensors or arrays: operators only."""
+        """Computes the flags and moves the lanes on: int64 [2, rows]. Tensors or arrays: operators only."""
         rows = self._numbers[lanes]
         code = (self._marks[rows[:, STOPS] + tokens] | self._marks[rows[:, HALTS] + tokens]) + rows[:, STATUS]
         code += (rows[:, REMAINING] <= 1) * _LAST + pause * _PAUSED + ~(abs(values) <= _LARGEST) * _BROKEN
@@ -146,7 +146,7 @@ class Sampler:
         rows[:, POSITION : STATUS + 1] += outcome[:, 2:]
         self._numbers[lanes] = rows
         outcome[:, 0] |= tokens
-        return outcome[:, :2]
+        return outcome[:, :2].T
 
     def _count(self, tokens: torch.Tensor, lanes: torch.Tensor, needs: npt.NDArray[np.uint8]) -> None:
         rows = self._rows(needs, COUNTED)

@@ -137,8 +137,8 @@ def test_a_row_alone_and_among_any_others_is_the_same_row(rows: list[LaneImage],
     shuffled = run(logits[order], [rows[row] for row in order]).packed
     for place, row in enumerate(order):
         alone = run(logits[row : row + 1], [rows[row]]).packed
-        assert torch.equal(alone[0], together[row])
-        assert torch.equal(alone[0], shuffled[place])
+        assert torch.equal(alone[:, 0], together[:, row])
+        assert torch.equal(alone[:, 0], shuffled[:, place])
 
 
 def test_rows_over_a_large_vocabulary_do_not_feel_their_neighbours() -> None:
@@ -162,7 +162,7 @@ def test_rows_over_a_large_vocabulary_do_not_feel_their_neighbours() -> None:
     assert together.logprobs is not None
     for row, own in enumerate(rows):
         alone = run(logits[row : row + 1], [own])
-        assert torch.equal(alone.packed[0], together.packed[row])
+        assert torch.equal(alone.packed[:, 0], together.packed[:, row])
         if alone.logprobs is not None:
             assert alone.logprobs.by_row()[0] == together.logprobs.by_row()[row]
 
@@ -316,7 +316,7 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     assert sampled.flags[[2, 4]].tolist() == [FAULT, FAULT]
     assert sampled.tokens[[2, 4]].tolist() == [-1, -1]
     others = [0, 1, 3, 5]
-    assert torch.equal(sampled.packed[others], healthy.packed[others])
+    assert torch.equal(sampled.packed[:, others], healthy.packed[:, others])
     assert sampled.logprobs is not None
     assert healthy.logprobs is not None
     for row in others:
