@@ -7,8 +7,9 @@ import http
 from typing import Any
 
 import msgspec
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from wkvm_frontend.api.stream import ABORT
@@ -88,6 +89,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(431, f"The request has more than {self.limits.max_fields} header fields.")
         else:
             super().on_headers_complete()
+            if self.parser.get_http_version() == "1.0":
+                _without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Bytes of a body; those of a refused request are dropped."""
@@ -131,6 +134,20 @@ class BoundedConnection(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> None:
+    """Makes a body of unknown length end with the connection: an HTTP/1.0 client knows no chunks, and uvicorn sends
+    them to it."""
+    send = cycle.send
+
+    async def send_plain(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.send = send_plain  # type: ignore[method-assign]
 
 
 def bounded(limits: HeadLimits) -> type[BoundedConnection]:
