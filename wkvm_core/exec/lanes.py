@@ -21,8 +21,8 @@ NUM_NUMBERS = 8
 # Columns of `knobs`, float64.
 TEMPERATURE, TOP_P, TYPICAL_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(7)
 NUM_KNOBS = 7
-# Values of STATUS.
-ACTIVE, WAITING, DONE = range(3)
+# Values of STATUS: above all the bits that the sampler's outcome code adds below them.
+ACTIVE, WAITING, DONE = 0, 128, 256
 # What a lane asks of the sampler beyond the plain greedy path; known on the host.
 SAMPLED, RANKED, TYPICAL, COUNTED, BIASED, DELAYED, LOGPROBS = (1 << bit for bit in range(7))
 # A count's high bit says that the id is in the prompt, the rest how often it was generated.

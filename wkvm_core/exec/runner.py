@@ -44,7 +44,7 @@ class EagerStepper:
         self._lanes = lanes
         self._sampler = sampler
         self._steady: Staged | None = None
-        """Rows of the last pure decode step: they come again, step after step, until somebody joins or leaves."""
+        """Rows of the last pure decode step, all active: they come again until somebody joins, leaves or halts."""
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -58,6 +58,8 @@ class EagerStepper:
             if places is None and all(row.feed and row.sample and not row.go for row in rows):
                 self._steady = staged
         flags, tokens, logprobs = self._launch(staged)
+        if any(flag != RAN for flag in flags):
+            self._steady = None  # a lane halted or is done: if its row comes again, it must do nothing
         if places is None:
             return StepResult(plan.step, flags, tokens, logprobs=logprobs)
         wide_flags, wide_tokens = [0] * len(plan.rows), [-1] * len(plan.rows)
@@ -88,7 +90,7 @@ class EagerStepper:
         if not staged.sampling:
             return (RAN,) * count, (-1,) * count, {}
         sampled = self._sampler.sample(logits, staged.lanes, staged.pause)
-        tokens, flags = sampled.packed.tolist()
+        tokens, flags = sampled.packed.T.tolist()
         logprobs = sampled.logprobs.by_row() if sampled.logprobs is not None else {}
         if len(staged.sampling) == count:
             return tuple(flags), tuple(tokens), logprobs

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from wkvm_core.exec.lanes import (
-    ACTIVE,
     BAN,
     BIASED,
     COUNTED,
@@ -38,16 +39,20 @@ from wkvm_core.exec.lanes import (
     WAITING,
     Lanes,
 )
-from wkvm_core.kernels.draw import Cut, best, draw_ranked, draw_whole, log_weight, ranked, weights
+from wkvm_core.kernels.draw import MAX_VOCAB_SIZE, Cut, best, draw_ranked, draw_whole, log_weight, ranked, weights
 from wkvm_core.kernels.splitmix import uniform
 from wkvm_core.sched.plan import EXHAUSTED, FAULT, HALTED, RAN, STOPPED, RowLogprobs
 
 LOGPROB_FLOOR = -9999.0
 """Lower log-probabilities are given as this one, so that all of them are finite numbers."""
-FIRST_LOOK = 256
-"""Candidates ranked first when only top-p bounds the set."""
-MAX_FIRST_LOOK = 1024
+PIECE = 1 << 17
+"""Logits of a piece of rows."""
+LOOKS = (256, 4096, MAX_VOCAB_SIZE)
+"""How many of a row's best are ranked at first, and then, until all that it may keep are among them."""
+WIDEST_LOOK = 1024
 """Greatest top-k that the first look is widened for."""
+# The code of what happened to a row: its marks (STOPPED, HALTED), these, and its lane's STATUS.
+_LAST, _PAUSED, _BROKEN = 16, 32, 64
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -102,29 +107,28 @@ class Sampler:
 
     def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
-        device = lanes.device
-        status = [
-            DONE if flags & (STOPPED | EXHAUSTED | FAULT) else WAITING * (flags & HALTED > 0) for flags in range(32)
-        ]
-        self._status = torch.tensor(status, device=device)  # [32], by flags
-        self._step = torch.tensor([1, -1], device=device)  # of POSITION and REMAINING
+        # NumPy's operators cost half of torch's on a few numbers, so on the CPU the lanes move on through its views.
+        view = torch.Tensor.numpy if lanes.device.type == "cpu" else torch.Tensor.detach
+        self._view: Callable[[torch.Tensor], Any] = view
+        self._numbers = view(lanes.numbers)
+        self._marks = view(lanes.marks.view(-1))
+        self._outcomes = view(_outcomes().to(lanes.device))
 
     def sample(self, logits: torch.Tensor, lanes: torch.Tensor, pause: torch.Tensor) -> Sampled:
         """logits: float32 [rows, vocab], not changed; lanes: int64 [rows], each lane at most once (`idle` apart);
         pause: bool [rows], halt after this token. All on the lanes' device."""
         needs = self.lanes.needs(lanes)
-        asked = int(np.bitwise_or.reduce(needs)) if needs.size else 0
+        asked = int(np.bitwise_or.reduce(needs))
         values, tokens = best(logits)
-        finite = values.isfinite()
         if asked & ~LOGPROBS:
             chosen = self._rows(needs, ~LOGPROBS)
-            sound = finite if chosen is None else finite[chosen]
-            drawn = self._draw(_of(logits, chosen), _of(lanes, chosen), sound)
-            tokens = drawn if chosen is None else tokens.index_copy(0, chosen, drawn)
-        packed = self._settle(tokens, finite, lanes, pause)
+            drawn = self._draw(_of(logits, chosen), _of(lanes, chosen), _of(values, chosen))
+            tokens = drawn if chosen is None else tokens.index_copy(0, chosen.to(tokens.device), drawn)
+        view = self._view
+        packed = torch.as_tensor(self._settle(view(tokens), view(values), view(lanes), view(pause)))
         if asked & COUNTED:
             self._count(packed[0], lanes, needs)
-        return Sampled(packed, self._logprobs(logits, tokens, finite, lanes, needs) if asked & LOGPROBS else None)
+        return Sampled(packed, self._logprobs(logits, tokens, values, lanes, needs) if asked & LOGPROBS else None)
 
     @staticmethod
     def _rows(needs: npt.NDArray[np.uint8], bits: int) -> torch.Tensor | None:
@@ -132,25 +136,17 @@ class Sampler:
         which = (needs & np.uint8(bits & 0xFF)) != 0
         return None if which.all() else torch.from_numpy(which.nonzero()[0])
 
-    def _settle(
-        self, tokens: torch.Tensor, finite: torch.Tensor, lanes: torch.Tensor, pause: torch.Tensor
-    ) -> torch.Tensor:
-        """Computes the flags and moves the lanes on: int64 [2, rows]."""
-        table = self.lanes.numbers
-        old = table.index_select(0, lanes)
-        marks = self.lanes.marks.view(-1).take(old[:, STOPS : HALTS + 1] + tokens[:, None])
-        flags = marks.sum(1) + RAN  # one mark each of STOPPED and HALTED: the sum is their union
-        flags |= pause * HALTED
-        flags |= (old[:, REMAINING] <= 1) * EXHAUSTED
-        flags = torch.where(finite, flags, FAULT) * (old[:, STATUS] == ACTIVE)
-        ran = flags & RAN
-        packed = torch.stack((torch.where(ran > 0, tokens, -1), flags))
-        new = old.clone()
-        new[:, NEXT] = torch.where(ran > 0, tokens, old[:, NEXT])
-        new[:, POSITION : REMAINING + 1] += ran[:, None] * self._step
-        new[:, STATUS] = torch.maximum(old[:, STATUS], self._status[flags])
-        table.index_copy_(0, lanes, new)
-        return packed
+    def _settle(self, tokens: Any, values: Any, lanes: Any, pause: Any) -> Any:
+        """Computes the flags and moves the lanes on: int64 [2, rows]. Tensors or arrays: operators only."""
+        rows = self._numbers[lanes]
+        code = (self._marks[rows[:, STOPS] + tokens] | self._marks[rows[:, HALTS] + tokens]) + rows[:, STATUS]
+        code += (rows[:, REMAINING] <= 1) * _LAST + pause * _PAUSED + ~(abs(values) <= _LARGEST) * _BROKEN
+        outcome = self._outcomes[code]
+        rows[:, NEXT] += (tokens - rows[:, NEXT]) * outcome[:, 2]
+        rows[:, POSITION : STATUS + 1] += outcome[:, 2:]
+        self._numbers[lanes] = rows
+        outcome[:, 0] |= tokens
+        return outcome[:, :2].T
 
     def _count(self, tokens: torch.Tensor, lanes: torch.Tensor, needs: npt.NDArray[np.uint8]) -> None:
         rows = self._rows(needs, COUNTED)
@@ -160,16 +156,27 @@ class Sampler:
 
     # ---------------------------------------------------------------------------------------------- drawing
 
-    def _draw(self, logits: torch.Tensor, lanes: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-        """Tokens of rows that are not plainly greedy: int64 [rows]. Rows that are not finite get some id."""
+    def _draw(self, logits: torch.Tensor, lanes: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Tokens of rows that are not plainly greedy: int64 [rows]. Rows that are not finite get some id.
+
+        values: each row's best. Rows go through in pieces that stay in the processor's cache.
+        """
+        piece = max(1, PIECE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+        if len(logits) <= piece:
+            return self._draw_piece(logits, lanes, values)
+        parts = zip(*(torch.split(table, piece) for table in (logits, lanes, values)), strict=True)
+        return torch.cat([self._draw_piece(*part) for part in parts])
+
+    def _draw_piece(self, logits: torch.Tensor, lanes: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         needs = self.lanes.needs(lanes)
         asked = int(np.bitwise_or.reduce(needs))
         numbers = self.lanes.numbers.index_select(0, lanes)
         knobs = self.lanes.knobs.index_select(0, lanes)
-        x = torch.where(finite[:, None], logits, 0.0)
+        x, values = _sound(logits, values)
         if asked & (COUNTED | BIASED | DELAYED):
             x = self._shape(x, lanes, numbers, knobs, asked)
-        values, tokens = best(x)
+            values, _ = best(x)
+        tokens = best(x)[1]
         if not asked & SAMPLED:
             return tokens
         uniforms = uniform(numbers[:, KEY], numbers[:, POSITION])
@@ -189,16 +196,23 @@ class Sampler:
     ) -> torch.Tensor:
         """Looks at the best few first, and at whole rows only where those did not settle the matter."""
         top_k = self.lanes.top_k(lanes)
+        needs = self.lanes.needs(lanes)
         cut = Cut(torch.from_numpy(top_k).to(x.device), knobs[:, TOP_P], knobs[:, TYPICAL_P], knobs[:, MIN_P])
         vocab_size = x.shape[1]
-        count = min(vocab_size, max(FIRST_LOOK, int(top_k[top_k <= MAX_FIRST_LOOK].max(initial=0))))
-        total = weights(x).sum(1) if (top_k == 0).any() else torch.zeros_like(lanes)
-        typical = bool((self.lanes.needs(lanes) & TYPICAL).any())
-        tokens, enough = draw_ranked(x, total, cut, uniforms, count, typical=typical)
-        if not enough.all():
+        unbounded = bool((top_k == 0).any())
+        total = weights(x).sum(1) if unbounded else torch.zeros_like(lanes)
+        typical = bool((needs & TYPICAL).any())
+        tokens = torch.empty_like(lanes)
+        open_rows = torch.arange(len(x), device=x.device)
+        for look in LOOKS:
+            count = max(LOOKS[0] * unbounded, int(top_k[top_k <= WIDEST_LOOK].max(initial=1)))
+            count = min(vocab_size, count if look == LOOKS[0] else look)
+            drawn, enough = draw_ranked(x, total, cut, uniforms, count, typical=typical)
+            tokens[open_rows] = drawn
             rest = (~enough).nonzero().squeeze(1)
-            again, _ = draw_ranked(x[rest], total[rest], cut.rows(rest), uniforms[rest], vocab_size, typical=typical)
-            tokens = tokens.index_copy(0, rest, again)
+            if not len(rest):
+                break
+            open_rows, x, total, cut, uniforms = open_rows[rest], x[rest], total[rest], cut.rows(rest), uniforms[rest]
         return tokens
 
     def _shape(
@@ -232,14 +246,13 @@ class Sampler:
         self,
         logits: torch.Tensor,
         tokens: torch.Tensor,
-        finite: torch.Tensor,
+        values: torch.Tensor,
         lanes: torch.Tensor,
         needs: npt.NDArray[np.uint8],
     ) -> Logprobs:
         rows = self._rows(needs, LOGPROBS)
         wanted = self.lanes.num_logprobs(_of(lanes, rows))
-        x = torch.where(_of(finite, rows)[:, None], _of(logits, rows), 0.0)
-        values, _ = best(x)
+        x, values = _sound(_of(logits, rows), _of(values, rows))
         x = x - values[:, None]
         norm = log_weight(weights(x).sum(1))[:, None]
         ids = torch.cat((_of(tokens, rows)[:, None], ranked(x, min(int(wanted.max()), x.shape[1]))), 1)
@@ -251,6 +264,30 @@ class Sampler:
             top_ids=ids[:, 1:],
             top=all_of_them[:, 1:],
         )
+
+
+def _sound(logits: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and best values with zeros in rows that are not finite."""
+    broken = ~values.isfinite()
+    if logits.device.type == "cpu" and not broken.any():
+        return logits, values
+    return logits.masked_fill(broken[:, None], 0.0), values.masked_fill(broken, 0.0)
+
+
+def _outcomes() -> torch.Tensor:
+    """int64 [codes, 5]: what to or into the token (-1 = none sampled), flags, and what to add to POSITION, REMAINING
+    and STATUS."""
+    table = torch.zeros(DONE + WAITING, 5, dtype=torch.int64)
+    table[:, 0] = -1
+    for code in range(WAITING):  # those of active lanes; all others change nothing
+        if code & _BROKEN:
+            table[code] = torch.tensor([-1, FAULT, 0, 0, DONE])
+            continue
+        flags = RAN | code & (STOPPED | HALTED)
+        flags |= EXHAUSTED * bool(code & _LAST) | HALTED * bool(code & _PAUSED)
+        status = DONE if flags & (STOPPED | EXHAUSTED) else WAITING * bool(flags & HALTED)
+        table[code] = torch.tensor([0, flags, 1, -1, status])
+    return table
 
 
 def _draw_whole(x: torch.Tensor, lanes: torch.Tensor, knobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

@@ -42,4 +42,4 @@ def uniform(keys: torch.Tensor, positions: torch.Tensor, draw: int = 0) -> torch
     The bits are output number `position + draw * 2**32` of the SplitMix64 generator seeded with the key.
     """
     bits = splitmix64(keys + (positions + (draw << 32)) * signed(_GAMMA))
-    return ((bits >> 12 & (1 << 52) - 1) + 0.5) * 2.0**-52
+    return ((bits >> 12 & (1 << 52) - 1).to(torch.float64) + 0.5) * 2.0**-52

@@ -61,11 +61,20 @@ class Scheduler:
         return len(self._groups)
 
     @property
+    def free_lanes(self) -> int:
+        """Lanes that nobody holds."""
+        return self._seating.seats.free_lanes
+
+    @property
     def in_flight(self) -> int:
         """Plans without a result."""
         return len(self._in_flight)
 
     # ------------------------------------------------------------------------------------------ requests
+
+    def holds(self, number: int) -> bool:
+        """The request is not answered yet."""
+        return number in self._groups
 
     def submit(self, request: Request) -> None:
         """Puts a request into the queue. Refuses when the queue is full, or when it could never be run."""
@@ -339,6 +348,14 @@ class Scheduler:
         """A row's logits are not finite: its request fails alone and nothing of it is kept."""
         self.counts.faults += 1
         self.fail(sequence.request.number, ErrorCode.NUMERICAL_ERROR, "the model produced numbers that are not finite")
+
+    def abandon(self, code: ErrorCode, message: str) -> None:
+        """The newest plan could not be run: the requests it holds fail, the others go on."""
+        step = self._in_flight.pop()
+        for sequence in step.owners + step.seated + step.kept:
+            self.fail(sequence.request.number, code, message)
+        for block in step.blocks:
+            self._release_block(block)
 
     def _end(self, sequence: Sequence) -> None:
         group = self._groups[sequence.request.number]

@@ -1,0 +1,188 @@
+"""Composition: from settings to a running step loop."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from wkvm_core import __version__
+from wkvm_core.daemon.config import Capacity, CoreConfig, Places, resolve
+from wkvm_core.daemon.desk import Desk
+from wkvm_core.daemon.door import Door
+from wkvm_core.daemon.inbox import Drain, Inbox
+from wkvm_core.daemon.loop import Loop
+from wkvm_core.daemon.mail import Mail
+from wkvm_core.daemon.memory import available_bytes, resident_bytes
+from wkvm_core.daemon.meters import Meters
+from wkvm_core.daemon.notify import Notifier
+from wkvm_core.errors import Refused
+from wkvm_core.exec.bank import StateBank
+from wkvm_core.exec.lanes import Lanes
+from wkvm_core.exec.runner import EagerStepper, Runner
+from wkvm_core.exec.sampler import Sampler
+from wkvm_core.models.open import COUNTING, DEMO_MODEL, open_model
+from wkvm_core.models.protocol import Batch, Model
+from wkvm_core.sched.scheduler import Scheduler
+from wkvm_core.state.arena import Arena, Blocks
+from wkvm_core.state.slots import SINK_SLOT, ZERO_SLOT
+from wkvm_core.store.catalog import Catalog
+from wkvm_core.store.host import HostArena
+from wkvm_proto.messages import ModelCard
+from wkvm_proto.names import ErrorCode
+
+Say = Callable[[str], None]
+
+_SWITCH_INTERVAL_S = 0.0002
+"""Mail and step loop share one interpreter lock: neither waits long for the other."""
+
+
+def serve(config: CoreConfig, where: Places, say: Say) -> None:
+    """Loads the model, binds the socket and runs until drained. Refuses what cannot be served; raises DeviceLost."""
+    notifier = Notifier.from_environment()
+
+    def progress(text: str) -> None:
+        say(text)
+        notifier.status(text)
+
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    num_cpus = len(os.sched_getaffinity(0))
+    torch.set_num_threads(config.threads or num_cpus)
+    model = open_model(
+        _model_path(config.model), compute_dtype=config.dtype, deterministic=config.deterministic, progress=progress
+    )
+    capacity = resolve(config, model.layout.slot_bytes, available_bytes(), num_cpus)
+    card = _card(config, model, capacity)
+    for line in describe(card, capacity, where):
+        say(line)
+
+    device = torch.device("cpu")
+    bank = StateBank(model.layout, capacity.num_slots, device)
+    lanes = Lanes.open(capacity.limits.max_rows, model.vocab_size, device)
+    host = HostArena(capacity.num_blocks, model.layout.slot_bytes)
+    arena, blocks = Arena(capacity.num_slots), Blocks(capacity.num_blocks)
+    scheduler = Scheduler(arena, blocks, capacity.limits, model.fingerprint)
+    runner = Runner(bank, lanes, EagerStepper(model, bank, lanes, Sampler(lanes)), host.view)
+
+    inbox, meters, catalog = Inbox(), Meters(), Catalog(blocks)
+    mail = Mail(where.address)
+    desk = Desk(card, f"wkvm-core {__version__}", secrets.randbits(62), config.lease_s, inbox, mail.send)
+    door = Door(scheduler, catalog, blocks, model.fingerprint, meters, mail.post)
+
+    def gauges() -> dict[str, float]:
+        return {
+            "wkvm_core_resident_bytes": float(resident_bytes()),
+            "wkvm_frontends_connected": float(len(desk.frontends)),
+            "wkvm_ipc_bad_frames": float(desk.bad_frames),
+            "wkvm_states_named": float(len(catalog)),
+        }
+
+    loop = Loop(
+        inbox,
+        door,
+        scheduler,
+        runner,
+        mail,
+        meters,
+        notifier,
+        overlap=capacity.overlap,
+        drain_s=config.drain_s,
+        gauges=gauges,
+    )
+    progress("warming up")
+    warm_up(model, bank, Sampler(lanes), lanes)
+    _drain_on_signals(inbox)
+    where.socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    mail.open(desk)
+    try:
+        say(f"ready at {where.address}")
+        notifier.ready(f"serving {card.name} from {card.num_slots} slots")
+        loop.run_forever()
+    finally:
+        mail.close()
+        where.socket.unlink(missing_ok=True)
+
+
+def warm_up(model: Model, bank: StateBank, sampler: Sampler, lanes: Lanes) -> None:
+    """One small batch through model and sampler, from the zero state into the sink, so that the first request does not
+    pay for what is done once."""
+    with torch.inference_mode():
+        for tokens in (1, 4):
+            batch = Batch(
+                tokens=torch.zeros(tokens, dtype=torch.int64),
+                offsets=(0, tokens),
+                read=torch.tensor([ZERO_SLOT]),
+                write=torch.tensor([SINK_SLOT]),
+                wanted=torch.tensor([tokens - 1]),
+            )
+            logits = model.forward(batch, bank.families)
+            sampler.sample(logits, torch.tensor([lanes.idle]), torch.zeros(1, dtype=torch.bool))
+
+
+def describe(card: ModelCard, capacity: Capacity, where: Places) -> list[str]:
+    """What was resolved, for people."""
+    mib = 2**20
+    limits = capacity.limits
+    size = f"{card.num_parameters / 1e6:.1f} M parameters, vocabulary {card.vocab_size}"
+    mode = "deterministic" if card.deterministic else "default"
+    return [
+        f"model    {card.name} ({card.family}, {size})",
+        f"numerics {card.compute_dtype}, {mode} mode, {capacity.threads} threads",
+        f"slots    {card.num_slots} of {card.slot_bytes} bytes ({card.num_slots * card.slot_bytes / mib:.0f} MiB), "
+        f"{capacity.num_blocks} host blocks ({capacity.num_blocks * card.slot_bytes / mib:.0f} MiB)",
+        f"steps    {limits.max_rows} rows, {limits.step_tokens} tokens, {limits.chunk_tokens} a row",
+        f"store    {where.store}",
+    ]
+
+
+def _model_path(given: str) -> str | Path:
+    if given == "demo":
+        return DEMO_MODEL
+    if given == COUNTING:
+        return COUNTING
+    path = Path(given).expanduser()
+    if not path.exists():
+        raise Refused(ErrorCode.BAD_CONFIG, f"there is no model at {given!r}", param="model")
+    return path.absolute()
+
+
+def _card(config: CoreConfig, model: Model, capacity: Capacity) -> ModelCard:
+    path = _model_path(config.model)
+    directory = "" if path == COUNTING else str(path if Path(path).is_dir() else Path(path).parent)
+    return ModelCard(
+        name=config.model_name or model.name,
+        directory=directory,
+        family=model.family,
+        vocab_size=model.vocab_size,
+        eos_ids=model.eos_ids,
+        max_prompt_tokens=config.max_prompt_tokens,
+        max_output_tokens=config.max_output_tokens,
+        num_slots=capacity.num_slots,
+        slot_bytes=model.layout.slot_bytes,
+        compute_dtype=model.compute_dtype,
+        state_dtype=model.layout.families[0].dtype,
+        deterministic=model.deterministic,
+        fingerprint=str(model.fingerprint),
+        num_parameters=model.num_parameters,
+        created=int(time.time()),
+    )
+
+
+def _drain_on_signals(inbox: Inbox) -> None:
+    """The first SIGTERM or SIGINT drains, the second ends at once."""
+    received: list[int] = []
+
+    def drain(number: int, frame: FrameType | Any) -> None:
+        received.append(number)
+        inbox.put(Drain(now=len(received) > 1))
+
+    signal.signal(signal.SIGTERM, drain)
+    signal.signal(signal.SIGINT, drain)

@@ -1,0 +1,72 @@
+"""What the mail thread hands to the step loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
+
+from wkvm_core.daemon.caller import Caller
+from wkvm_core.sched.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A checked request, the handle to start it from and the name to keep its end under; both may be empty."""
+
+    request: Request
+    caller: Caller
+    state: str
+    save_as: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """A frontend cancels one of its requests."""
+
+    client: bytes
+    wire: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A frontend wants an answer by the step loop."""
+
+    client: bytes
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A frontend is dead, or cannot keep up (`slow`): its requests end."""
+
+    client: bytes
+    slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Accept nothing more and stop when all is answered; `now`: do not wait."""
+
+    now: bool = False
+
+
+Item: TypeAlias = Submit | Withdraw | Probe | Gone | Drain
+
+
+class Inbox:
+    """A queue into the step loop that any thread may put into."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Item] = SimpleQueue()
+
+    def put(self, item: Item) -> None:
+        """Adds an item; wakes the loop when it waits."""
+        self._queue.put(item)
+
+    def take(self, wait_s: float) -> Item | None:
+        """The next item; None when none came within `wait_s` seconds (0 = do not wait)."""
+        try:
+            return self._queue.get(timeout=wait_s) if wait_s > 0.0 else self._queue.get_nowait()
+        except Empty:
+            return None

@@ -1,0 +1,1 @@
+"""Load on an OpenAI-compatible server: requests, their timing, and the figures made of it."""
