@@ -90,7 +90,7 @@ class EagerStepper:
         if not staged.sampling:
             return (RAN,) * count, (-1,) * count, {}
         sampled = self._sampler.sample(logits, staged.lanes, staged.pause)
-        tokens, flags = sampled.packed.T.tolist()
+        tokens, flags = sampled.packed.tolist()
         logprobs = sampled.logprobs.by_row() if sampled.logprobs is not None else {}
         if len(staged.sampling) == count:
             return tuple(flags), tuple(tokens), logprobs

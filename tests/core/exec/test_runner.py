@@ -106,13 +106,13 @@ def check_story(
             assert core.kept(number) == alone.kept(again)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(story=st.lists(st.tuples(REQUEST, st.integers(0, 6)), min_size=1, max_size=8), shape=SHAPE)
 def test_batched_chunked_parked_and_forked_equals_alone(counting: Model, story, shape) -> None:
     check_story(counting, story, shape, None)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(story=st.lists(st.tuples(REQUEST, st.integers(0, 6)), min_size=2, max_size=5), shape=SHAPE)
 def test_in_deterministic_mode_a_real_model_does_too(invariant_demo: Model, story, shape) -> None:
     vocabulary = [bytes([32 + token % 95]) for token in range(invariant_demo.vocab_size)]

@@ -1,0 +1,6 @@
+from __future__ import annotations
+
+import os
+
+# Before torch is loaded: worker threads that wait must not spin beside the processes that the tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
