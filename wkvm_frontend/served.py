@@ -18,7 +18,7 @@ class ServedModel:
         """Reads the model's folder. Raises BadTokenizer, BadTemplate."""
         self.card = card
         self.tokenizer: Tokenizer = open_tokenizer(card)
-        self.template: Template = open_template(card.directory, self.tokenizer)
+        self.template: Template = open_template(card, self.tokenizer)
         self.vocabulary: Vocabulary = vocabulary_message(self.tokenizer.table)
         self.digest: bytes = vocabulary_digest(self.vocabulary)
         stops = open_stop_defaults(card.directory)

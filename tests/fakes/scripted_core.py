@@ -205,6 +205,7 @@ class ScriptedCore:
             case Vocabulary():
                 self.table = vocabulary_table(request)
                 self._digest = vocabulary_digest(request)
+                self._send(router, peer, Welcome(1, "scripted", self.epoch, self.card, self._digest))
             case Ping():
                 if request.metrics is not None:
                     self.frontend_metrics = request.metrics

@@ -26,6 +26,14 @@ MAX_PROMPT_CHARS = 64 * 2**20
 MAX_RENDER_S = 5.0
 
 
+_ESCAPED_MARK = re.compile(r"\\ue00[0-3]|\\ue1[0-9a-f]{2}")
+
+
+def _nonce() -> str:
+    """Eight random characters of a private area, which no client can guess and no filter changes."""
+    return "".join(chr(0xE100 + byte) for byte in secrets.token_bytes(8))
+
+
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Every look-up and call of a template passes here, and is refused once its time is over."""
 
@@ -96,7 +104,7 @@ class JinjaTemplate:
     ) -> list[Segment]:
         """The prompt. Rendered once with stand-ins for the contents and once directly: where both agree the contents
         are segments of their own; where they do not, control tokens in contents are broken up and the text is one."""
-        nonce = secrets.token_hex(8)
+        nonce = _nonce()
         mark = f"\ue002{nonce}\ue003"
         roles = [message.role for message in messages]
         stand_in = re.compile(f"\ue000{nonce}:([0-9]+)\ue001")
@@ -243,7 +251,9 @@ def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False) -
     """JSON as models were trained with it: a blank after separators, nothing escaped for HTML."""
     if isinstance(value, jinja2.Undefined):
         raise BadTemplate("the chat template used a value that these messages do not have")
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+    text = json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+    # The marks of `_guard` stay what they are, or they could not be taken out again.
+    return _ESCAPED_MARK.sub(lambda match: str(json.loads(f'"{match[0]}"')), text) if ensure_ascii else text
 
 
 def _raise_exception(message: str) -> NoReturn:

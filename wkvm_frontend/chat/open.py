@@ -9,8 +9,9 @@ import msgspec
 
 from wkvm_frontend.chat.jinja_template import MAX_TEMPLATE_BYTES, JinjaTemplate
 from wkvm_frontend.chat.template import BadTemplate, Template
-from wkvm_frontend.chat.world_template import WorldTemplate
+from wkvm_frontend.chat.world_template import SqueezedTemplate, WorldTemplate
 from wkvm_frontend.text.tokenizer import Tokenizer
+from wkvm_proto.messages import ModelCard
 
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_JSON_BYTES = 16 * 2**20
@@ -24,12 +25,16 @@ class StopDefaults(msgspec.Struct, frozen=True):
     texts: tuple[str, ...] = ()
 
 
-def open_template(directory: str, tokenizer: Tokenizer) -> Template:
+def open_template(card: ModelCard, tokenizer: Tokenizer) -> Template:
     """chat_template.jinja, else the template in tokenizer_config.json, else the built-in World format. Raises
     BadTemplate."""
-    if not directory:
+    own = _own_template(Path(card.directory), tokenizer) if card.directory else None
+    if own is None:
         return WorldTemplate()
-    folder = Path(directory)
+    return SqueezedTemplate(own) if card.family.startswith("rwkv") else own
+
+
+def _own_template(folder: Path, tokenizer: Tokenizer) -> Template | None:
     config = _json(folder / "tokenizer_config.json")
     variables = {name: _token_text(config.get(name)) for name in _TOKEN_VARIABLES if config.get(name) is not None}
     spellings = list(tokenizer.specials.values())
@@ -42,7 +47,7 @@ def open_template(directory: str, tokenizer: Tokenizer) -> Template:
         source = named.get("default")
     if isinstance(source, str):
         return JinjaTemplate(source, "tokenizer_config.json", variables, spellings)
-    return WorldTemplate()
+    return None
 
 
 def open_stop_defaults(directory: str) -> StopDefaults:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from wkvm_frontend.chat.message import ChatMessage, arguments_of, without_thoughts
-from wkvm_frontend.chat.template import ChatOptions, Segment, segmented
+from wkvm_frontend.chat.template import ChatOptions, Segment, Template, segmented
 
 _NEWLINES = re.compile(r"\n{2,}")
 _SPEAKERS = {"system": "System:", "developer": "System:", "assistant": "Assistant:"}
@@ -54,6 +54,31 @@ class WorldTemplate:
         else:
             parts.append(("\n\n", -1))
         return segmented(parts, [message.role for message in messages], ends_open=False)
+
+
+class SqueezedTemplate:
+    """A template of a model whose turns are marked by blank lines alone: none is let into what users, systems and
+    tools say."""
+
+    def __init__(self, inner: Template) -> None:
+        self.name = inner.name
+        self.digest = inner.digest
+        self.stop_texts = inner.stop_texts
+        self._inner = inner
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        texts: Sequence[str],
+        tools: Sequence[Mapping[str, Any]],
+        options: ChatOptions,
+    ) -> list[Segment]:
+        """The inner template's prompt of the squeezed texts."""
+        plain = [
+            text if message.role == "assistant" else squeezed(text)
+            for message, text in zip(messages, texts, strict=True)
+        ]
+        return self._inner.render(messages, plain, tools, options)
 
 
 def squeezed(text: str) -> str:

@@ -234,6 +234,7 @@ class CoreLink:
         self._say(self._hello(model.digest))
         if (await self._welcome()).wants_vocabulary:
             self._say(model.vocabulary)
+            await self._welcome()
         self.model = model
         self.trouble = ""
         self.ready = True
@@ -296,6 +297,9 @@ class CoreLink:
                 if self.ready and event.epoch != self._core_epoch:
                     raise _Lost("it has restarted")
                 self._welcomes.put_nowait(event)
+            case Refusal(code=ErrorCode.BAD_FRAME) if self.ready:
+                # One message of ours; its request is answered by its time limit, the others go on.
+                logger.error("core %s: it refused a message: %s", self.uri, event.message)
             case Refusal():
                 raise _Lost(f"it refused: {event.code}: {event.message}")
 

@@ -225,7 +225,7 @@ def test_a_reader_that_does_not_keep_up_is_ended_and_told(start_api: StartApi, o
     line.close()
     last = events(answer.partition("\r\n\r\n")[2])[-1]
     assert last["error"]["code"] == "slow_consumer"
-    assert "wkvm_http_slow_consumers_total 1.0" in api_metrics(api)
+    assert eventually(lambda: "wkvm_http_slow_consumers_total 1.0" in api_metrics(api))
 
 
 def test_a_reader_that_reads_nothing_is_disconnected(start_api: StartApi, own_core: ScriptedCore) -> None:
@@ -280,6 +280,7 @@ def test_a_refusal_comes_as_a_status_before_any_stream(
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_failure_in_mid_stream_is_an_event_and_the_end(http: httpx.Client, core: ScriptedCore, path: str) -> None:
+    core.step_s = 0.02
     core.fail_after = (5, Failed(0, ErrorCode.NUMERICAL_ERROR, "The model's numbers broke."))
     body = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     answer = http.post(path, json=body)
