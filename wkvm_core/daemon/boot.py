@@ -7,7 +7,9 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,6 +47,20 @@ _SWITCH_INTERVAL_S = 0.0002
 """Mail and step loop share one interpreter lock: neither waits long for the other."""
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Everything of a core but the process around it."""
+
+    card: ModelCard
+    capacity: Capacity
+    scheduler: Scheduler
+    runner: Runner
+    door: Door
+    inbox: Inbox
+    mail: Mail
+    loop: Loop
+
+
 def serve(config: CoreConfig, where: Places, say: Say) -> None:
     """Loads the model, binds the socket and runs until drained. Refuses what cannot be served; raises DeviceLost."""
     notifier = Notifier.from_environment()
@@ -53,6 +69,18 @@ def serve(config: CoreConfig, where: Places, say: Say) -> None:
         say(text)
         notifier.status(text)
 
+    with open_engine(config, where, progress, notifier) as engine:
+        for line in describe(engine.card, engine.capacity, where):
+            say(line)
+        _drain_on_signals(engine.inbox)
+        say(f"ready at {where.address}")
+        notifier.ready(f"serving {engine.card.name} from {engine.card.num_slots} slots")
+        engine.loop.run_forever()
+
+
+@contextmanager
+def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Notifier) -> Iterator[Engine]:
+    """Loads the model, allocates everything, warms up, and binds the socket last: whoever can connect is served."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     num_cpus = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads or num_cpus)
@@ -61,16 +89,16 @@ def serve(config: CoreConfig, where: Places, say: Say) -> None:
     )
     capacity = resolve(config, model.layout.slot_bytes, available_bytes(), num_cpus)
     card = _card(config, model, capacity)
-    for line in describe(card, capacity, where):
-        say(line)
-
     device = torch.device("cpu")
     bank = StateBank(model.layout, capacity.num_slots, device)
     lanes = Lanes.open(capacity.limits.max_rows, model.vocab_size, device)
     host = HostArena(capacity.num_blocks, model.layout.slot_bytes)
+    sampler = Sampler(lanes)
     arena, blocks = Arena(capacity.num_slots), Blocks(capacity.num_blocks)
     scheduler = Scheduler(arena, blocks, capacity.limits, model.fingerprint)
-    runner = Runner(bank, lanes, EagerStepper(model, bank, lanes, Sampler(lanes)), host.view)
+    runner = Runner(bank, lanes, EagerStepper(model, bank, lanes, sampler), host.view)
+    progress("warming up")
+    warm_up(model, bank, sampler, lanes)
 
     inbox, meters, catalog = Inbox(), Meters(), Catalog(blocks)
     mail = Mail(where.address)
@@ -97,15 +125,10 @@ def serve(config: CoreConfig, where: Places, say: Say) -> None:
         drain_s=config.drain_s,
         gauges=gauges,
     )
-    progress("warming up")
-    warm_up(model, bank, Sampler(lanes), lanes)
-    _drain_on_signals(inbox)
     where.socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     mail.open(desk)
     try:
-        say(f"ready at {where.address}")
-        notifier.ready(f"serving {card.name} from {card.num_slots} slots")
-        loop.run_forever()
+        yield Engine(card, capacity, scheduler, runner, door, inbox, mail, loop)
     finally:
         mail.close()
         where.socket.unlink(missing_ok=True)

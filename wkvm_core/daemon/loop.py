@@ -73,6 +73,11 @@ class Loop:
         self._next_tick = 0.0
         self._drain_until: float | None = None
 
+    @property
+    def step(self) -> int:
+        """Number of the newest step."""
+        return self._step
+
     def run_forever(self) -> None:
         """Until drained. Raises DeviceLost."""
         while not self._drained():

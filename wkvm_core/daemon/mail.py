@@ -36,6 +36,8 @@ class Mail:
         self._backed_up: set[bytes] = set()
         self._bound = threading.Event()
         self._error: BaseException | None = None
+        self.cpu_s = 0.0
+        """Processor time that the thread has used, seconds."""
         self._thread = threading.Thread(target=self._run, name="wkvm-mail", daemon=True)
 
     def open(self, desk: Desk) -> None:
@@ -129,6 +131,7 @@ class Mail:
             self._flush()
             now = self._clock()
             if now >= next_check:
+                self.cpu_s = time.thread_time()
                 next_check = now + _LEASE_CHECK_S
                 self._desk.expire(now)
             if stopping:

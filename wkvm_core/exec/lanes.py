@@ -24,7 +24,7 @@ NUM_KNOBS = 7
 # Values of STATUS: above all the bits that the sampler's outcome code adds below them.
 ACTIVE, WAITING, DONE = 0, 128, 256
 # What a lane asks of the sampler beyond the plain greedy path; known on the host.
-SAMPLED, RANKED, TYPICAL, COUNTED, BIASED, DELAYED, LOGPROBS = (1 << bit for bit in range(7))
+SAMPLED, RANKED, TYPICAL, FLOORED, COUNTED, BIASED, DELAYED, LOGPROBS = (1 << bit for bit in range(8))
 # A count's high bit says that the id is in the prompt, the rest how often it was generated.
 IN_PROMPT = 1 << 30
 BAN = -100.0
@@ -158,6 +158,7 @@ class Lanes:
             SAMPLED * sampled
             | RANKED * is_ranked
             | TYPICAL * (sampled and sampling.typical_p < 1.0)
+            | FLOORED * (sampled and sampling.min_p > 0.0)
             | COUNTED * counted
             | BIASED * (bias_ids.size > 0)
             | DELAYED * delayed

@@ -16,6 +16,7 @@ from wkvm_core.exec.lanes import (
     COUNTED,
     DELAYED,
     DONE,
+    FLOORED,
     FREQUENCY,
     HALTS,
     IN_PROMPT,
@@ -47,7 +48,7 @@ LOGPROB_FLOOR = -9999.0
 """Lower log-probabilities are given as this one, so that all of them are finite numbers."""
 PIECE = 1 << 17
 """Logits of a piece of rows."""
-LOOKS = (256, 4096, MAX_VOCAB_SIZE)
+LOOKS = (128, 4096, MAX_VOCAB_SIZE)
 """How many of a row's best are ranked at first, and then, until all that it may keep are among them."""
 WIDEST_LOOK = 1024
 """Greatest top-k that the first look is widened for."""
@@ -180,7 +181,7 @@ class Sampler:
         if not asked & SAMPLED:
             return tokens
         uniforms = uniform(numbers[:, KEY], numbers[:, POSITION])
-        for bits, draw in ((SAMPLED, _draw_whole), (SAMPLED | RANKED, self._draw_ranked)):
+        for bits, draw in ((SAMPLED, self._draw_whole), (SAMPLED | RANKED, self._draw_ranked)):
             which = (needs & (SAMPLED | RANKED)) == bits
             if which.any():
                 rows = None if which.all() else torch.from_numpy(which.nonzero()[0])
@@ -190,6 +191,12 @@ class Sampler:
                 drawn = draw(below, _of(lanes, rows), own, _of(uniforms, rows))
                 tokens = drawn if rows is None else tokens.index_copy(0, rows.to(tokens.device), drawn)
         return tokens
+
+    def _draw_whole(
+        self, x: torch.Tensor, lanes: torch.Tensor, knobs: torch.Tensor, uniforms: torch.Tensor
+    ) -> torch.Tensor:
+        floored = bool((self.lanes.needs(lanes) & FLOORED).any())
+        return draw_whole(x, knobs[:, MIN_P] if floored else None, uniforms)
 
     def _draw_ranked(
         self, x: torch.Tensor, lanes: torch.Tensor, knobs: torch.Tensor, uniforms: torch.Tensor
@@ -288,10 +295,6 @@ def _outcomes() -> torch.Tensor:
         status = DONE if flags & (STOPPED | EXHAUSTED) else WAITING * bool(flags & HALTED)
         table[code] = torch.tensor([0, flags, 1, -1, status])
     return table
-
-
-def _draw_whole(x: torch.Tensor, lanes: torch.Tensor, knobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    return draw_whole(x, knobs[:, MIN_P], uniforms)
 
 
 def _of(table: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:

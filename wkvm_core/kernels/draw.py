@@ -62,14 +62,15 @@ def pick(weight: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return chosen.clamp_(max=weight.shape[1] - 1)
 
 
-def draw_whole(x: torch.Tensor, min_p: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def draw_whole(x: torch.Tensor, min_p: torch.Tensor | None, uniforms: torch.Tensor) -> torch.Tensor:
     """Ids drawn from rows that only min-p cuts: keep what has at least `min_p` of the best one's probability.
 
-    x: float32 `[rows, vocab]`, at most 0; min_p, uniforms: float64 `[rows]`.
+    x: float32 `[rows, vocab]`, at most 0; min_p (None = all 0), uniforms: float64 `[rows]`.
     """
     share = x.exp()
     weight = (share * _ONE).to(torch.int64)
-    weight *= share >= min_p.to(torch.float32)[:, None]
+    if min_p is not None:
+        weight *= share >= min_p.to(torch.float32)[:, None]
     return pick(weight, uniforms)
 
 

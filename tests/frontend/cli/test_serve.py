@@ -159,6 +159,7 @@ def test_a_killed_frontend_comes_back_on_the_same_port(serving: Callable[..., Se
     one = serving("--model", "steady", "--port", "0")
     url, core, api = one.url, one.pid_of("core"), one.pid_of("api-1")
     os.kill(api, signal.SIGKILL)
+    until(lambda: gone(api), lambda: "the killed frontend lives")
     # The supervisor holds the socket: the connection waits in it.
     with urllib.request.urlopen(url + "/metrics", timeout=WITHIN_S) as answer:
         assert int(answer.read().split()[1]) == one.pid_of("api-1", 2)

@@ -1,0 +1,1 @@
+"""`wkvm bench engine`: what the engine costs without HTTP."""
