@@ -31,6 +31,7 @@ class Form:
     object_name: bytes
 
     def __init__(self, answered: Answered, tokenizer: Tokenizer, wanted: Wanted, top_logprobs: int) -> None:
+        self.answer_id = answered.id
         self._tokenizer = tokenizer
         self._wanted = wanted
         self._top = top_logprobs

@@ -87,8 +87,8 @@ class EventStream:
                     if isinstance(item, Finished):
                         unfinished -= 1
                     error = self._add(out, call, item)
-                except (IndexError, ValueError):  # an id or column that the vocabulary or protocol does not know
-                    logger.exception("a stream ended: the engine sent what its model does not have")
+                except Exception:  # an id that the vocabulary does not have, or a fault of ours: the client is told
+                    logger.exception("a stream of %s ended", self._form.answer_id)
                     error = internal_error()
                 if error is not None:
                     break

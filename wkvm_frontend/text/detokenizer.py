@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
@@ -23,10 +23,6 @@ class Detokenizer:
     def feed(self, token: int) -> str:
         """The text that this id completes; may be empty."""
         return self._decode(self._table[token])
-
-    def feed_all(self, tokens: Iterable[int]) -> str:
-        """The text that these ids complete."""
-        return self._decode(b"".join([self._table[token] for token in tokens]))
 
     def finish(self, tail: bytes = b"") -> str:
         """The text of `tail` and of what was still unfinished; the last call."""

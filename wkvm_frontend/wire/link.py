@@ -87,7 +87,6 @@ class CoreLink:
         self.stats: Stats | None = None
         self.trouble = "connecting to the engine"
         self.ready = False
-        self.bad_frames = 0
         self._frontend = frontend
         self._epoch = secrets.randbits(62)
         self._load = load
@@ -272,7 +271,6 @@ class CoreLink:
             try:
                 self._take(frame)
             except BadFrame as error:
-                self.bad_frames += 1
                 logger.error("core %s: bad frame: %s", self.uri, error)
 
     def _take(self, frame: bytes) -> None:

@@ -294,6 +294,19 @@ def test_a_failure_in_mid_stream_is_an_event_and_the_end(http: httpx.Client, cor
     assert whole.status_code == 500
 
 
+def test_a_token_that_the_model_does_not_have_ends_one_stream_alone(http: httpx.Client, core: ScriptedCore) -> None:
+    core.step_s = 0.02
+    core.script = lambda prompt, sample: [97, 98, 99, 70_000, 97]
+    assert core.table is not None
+    core.table.extend([b""] * 70_000)  # of the core's own table: it does not mind
+    body = {"prompt": "hi", "stream": True}
+    assert events(http.post("/v1/completions", json=body).text)[-1]["error"]["code"] == "internal"
+    assert http.post("/v1/completions", json=body | {"stream": False}).status_code == 500
+    core.say("fine")
+    assert events(http.post("/v1/completions", json=body).text)[-1]["choices"][0]["finish_reason"] == "stop"
+    del core.table[256:]
+
+
 def test_a_core_that_answers_nothing_does_not_hold_the_request_for_ever(
     start_api: StartApi, own_core: ScriptedCore
 ) -> None:

@@ -39,7 +39,3 @@ def test_an_unfinished_character_at_the_end_becomes_a_replacement_character() ->
     detokenizer = Detokenizer(TABLE)
     assert detokenizer.feed(258) == ""
     assert detokenizer.finish() == "\ufffd"
-
-
-def test_many_at_once_are_the_same_text() -> None:
-    assert Detokenizer(TABLE).feed_all("añ".encode()) == "añ"
