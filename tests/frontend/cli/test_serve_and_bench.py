@@ -21,10 +21,10 @@ from tests.frontend.cli.test_serve import ROOT, gone, until
 
 
 class RealServe:
-    """`wkvm serve --model counting` on a free port."""
+    """`wkvm serve` on a free port."""
 
-    def __init__(self, folder: Path) -> None:
-        flags = ("--model", "counting", "--port", "0", "--frontends", "2", "--store", str(folder / "store"))
+    def __init__(self, folder: Path, *, model: str = "counting", frontends: int = 2) -> None:
+        flags = ("--model", model, "--port", "0", "--frontends", str(frontends), "--store", str(folder / "store"))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "wkvm_frontend.cli.main", "serve", *flags],
             cwd=ROOT,

@@ -1,0 +1,57 @@
+"""README's commands, word for word but for the port."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.cli.test_serve_and_bench import RealServe
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    serve = RealServe(tmp_path_factory.mktemp("s"), model="demo", frontends=1)
+    try:
+        yield serve.url.removesuffix("/v1")
+    finally:
+        serve.close()
+
+
+def test_the_curl_command_is_answered(served: str) -> None:
+    (command,) = [block for block in blocks("sh") if "curl" in block]
+    result = subprocess.run(
+        ["bash", "-c", command.replace("http://127.0.0.1:8000", served)], capture_output=True, text=True, check=True
+    )
+    assert "Anna" in json.loads(result.stdout)["choices"][0]["message"]["content"]
+
+
+def test_the_openai_client_streams_the_answer(served: str) -> None:
+    (program,) = blocks("python")
+    result = subprocess.run(
+        [sys.executable, "-c", program.replace("http://127.0.0.1:8000", served)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"NO_PROXY": "127.0.0.1"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Anna" in result.stdout
+
+
+def test_every_document_and_script_that_is_named_is_there() -> None:
+    named = set(re.findall(r"\b(?:docs|scripts|wkvm_core|wkvm_frontend|wkvm_proto)/[\w./-]*\w", README))
+    assert named
+    assert not [name for name in sorted(named) if not (ROOT / name).exists()]
