@@ -1,59 +1,73 @@
 """Matrices applied to rows of activations, packed once when the model is opened.
 
-Activations come and go as float32; what a product is computed in is a class, chosen when the weights are packed."""
+Activations come and go as float32; how a product is computed is a class, chosen when the weights are packed."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
+LOSSLESS: Final = 2.0**-25
+"""Relative error (Frobenius norm) up to which a stored weight counts as unchanged: half of float32's unit roundoff."""
+
 
 class Linear(Protocol):
-    """One matrix `[in, out]`, or a group `[group, in, out]` applied to `[group, rows, in]`."""
+    """One matrix `[in, out]`."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x @ W` in float32."""
-        ...
-
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Stores `x @ W` in `out`."""
-        ...
-
-    def added(self, x: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-        """`base + x @ W`; base is broadcast."""
+        """`x @ W`, float32 `[rows, out]`, freshly allocated; x: float32 `[rows, in]`, contiguous."""
         ...
 
 
 class Float32Linear:
-    """Products in float32."""
+    """Weights, products and sums in float32."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        """weight: `[..., in, out]`, any dtype and strides."""
+        """weight: `[in, out]`, any dtype and strides."""
         self._weight = weight.to(torch.float32).contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.matmul(x, self._weight)
+        return torch.mm(x, self._weight)
 
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        torch.matmul(x, self._weight, out=out)
 
-    def added(self, x: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-        return torch.addmm(base, x, self._weight) if x.dim() == 2 else torch.baddbmm(base, x, self._weight)
+class HalfStoredLinear:
+    """Products and sums in float32 of weights stored as float16, which half the bytes that a decode step reads.
+
+    Same arithmetic as Float32Linear for weights that float16 holds, such as those of bfloat16 checkpoints."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """weight: `[in, out]`, any dtype and strides, `is_half(weight)`."""
+        stored = weight.to(torch.float32).t().contiguous()
+        self._packed: Any = torch.ops.quantized.linear_prepack_fp16(stored, None)
+        self._apply: Any = torch.ops.quantized.linear_dynamic_fp16.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = self._apply(x, self._packed)
+        return product
 
 
 class BFloat16Linear:
     """Products of bfloat16 activations and weights, summed in float32 and rounded to bfloat16 once."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        """weight: `[..., in, out]`, any dtype and strides."""
+        """weight: `[in, out]`, any dtype and strides."""
         self._weight = weight.to(torch.bfloat16).contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.matmul(x.to(torch.bfloat16), self._weight).to(torch.float32)
+        return torch.mm(x.to(torch.bfloat16), self._weight).to(torch.float32)
 
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(torch.matmul(x.to(torch.bfloat16), self._weight))
 
-    def added(self, x: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-        return base + torch.matmul(x.to(torch.bfloat16), self._weight)
+def pack_float32(weight: torch.Tensor) -> Linear:
+    """The fastest Linear of float32 arithmetic for the weight `[in, out]` on this machine."""
+    has_kernel = weight.device.type == "cpu" and "fbgemm" in torch.backends.quantized.supported_engines
+    return HalfStoredLinear(weight) if has_kernel and is_half(weight) else Float32Linear(weight)
+
+
+def is_half(weight: torch.Tensor) -> bool:
+    """float16 holds the weight as exactly as float32 arithmetic could tell."""
+    if weight.dtype == torch.float16:
+        return True
+    full = weight.to(torch.float32)
+    error = torch.linalg.vector_norm(full.to(torch.float16).to(torch.float32).sub_(full))
+    return bool(error <= LOSSLESS * torch.linalg.vector_norm(full))

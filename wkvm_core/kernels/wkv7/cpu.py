@@ -15,61 +15,74 @@ CHUNK: Final = 32
 class Wkv7:
     """Rows of one token take one batched step; longer rows the chunked scan."""
 
-    def __init__(self, offsets: Sequence[int], read: torch.Tensor, write: torch.Tensor) -> None:
+    def __init__(self, planes: torch.Tensor, offsets: Sequence[int], read: torch.Tensor, write: torch.Tensor) -> None:
         lengths = [end - start for start, end in pairwise(offsets)]
         single = [row for row, length in enumerate(lengths) if length == 1]
         longer = [row for row, length in enumerate(lengths) if length > 1]
-        self._whole = not longer
-        self._step = Step(read, write) if not longer else None
+        self._planes = planes
+        self._step: Step | None = None
         self._scan: Scan | None = None
         self._singles: torch.Tensor | None = None
         if longer:
-            self._scan = Scan([(offsets[row], lengths[row]) for row in longer], read[longer], write[longer])
-            if single:
-                self._step = Step(read[single], write[single])
-                self._singles = torch.tensor([offsets[row] for row in single])
+            self._scan = Scan(planes, [(offsets[row], lengths[row]) for row in longer], read[longer], write[longer])
+        if single and longer:
+            self._singles = torch.tensor([offsets[row] for row in single])
+            self._gathered = planes.index_select(1, self._singles)
+            self._step = Step(self._gathered, read[single], write[single])
+        elif single:
+            self._step = Step(planes, read, write)
 
-    def __call__(self, planes: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        if self._step is not None and self._scan is None:
-            return self._step(planes, state)
-        assert self._scan is not None
-        out = torch.empty_like(planes[0])
+    def __call__(self, state: torch.Tensor) -> torch.Tensor:
+        if self._scan is None:
+            assert self._step is not None
+            return self._step(state)
+        out = self._scan(state)
         if self._step is not None and self._singles is not None:
-            out.index_copy_(0, self._singles, self._step(planes.index_select(1, self._singles), state))
-        self._scan(planes, state, out)
+            torch.index_select(self._planes, 1, self._singles, out=self._gathered)
+            out.index_copy_(0, self._singles, self._step(state))
         return out
 
 
 class Step:
     """One token for each row, row i being token i."""
 
-    def __init__(self, read: torch.Tensor, write: torch.Tensor) -> None:
+    def __init__(self, planes: torch.Tensor, read: torch.Tensor, write: torch.Tensor) -> None:
+        rows, heads = planes.shape[1:3]
         self._read, self._write = read, write
-        self._one = (int(read[0]), int(write[0])) if read.shape[0] == 1 else None
+        self._one = (int(read[0]), int(write[0])) if rows == 1 else None
+        self._matrices = torch.empty((0 if rows == 1 else rows, heads, 64, 64))
+        self._flat = self._matrices.view(-1, 64, 64)
+        self._advance = Advance(planes.view(7, rows * heads, 64))
+        self._out = self._advance.out.view(rows, heads, 64)
 
-    def __call__(self, planes: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    def __call__(self, state: torch.Tensor) -> torch.Tensor:
         if self._one is not None:
             read, write = self._one
-            return advance(planes, state[read], state[write])
-        rows, heads = planes.shape[1:3]
-        matrices = state.index_select(0, self._read).view(rows * heads, 64, 64)
-        out = advance(planes.view(7, 1, rows * heads, 64), matrices, matrices)
-        state.index_copy_(0, self._write, matrices.view(rows, heads, 64, 64))
-        return out.view(rows, heads, 64)
+            self._advance(state[read], state[write])
+        else:
+            torch.index_select(state, 0, self._read, out=self._matrices)
+            self._advance(self._flat, self._flat)
+            state.index_copy_(0, self._write, self._matrices)
+        return self._out
 
 
-def advance(planes: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """One token on every matrix: planes `[7, 1, n, 64]`, source and target `[n, 64, 64]`, which may be the same.
+class Advance:
+    """One token on n matrices at once, bound to its planes `[7, n, 64]`."""
 
-    Returns y `[1, n, 64]`; the scratch plane receives S a."""
-    r, _, _, w, a, _, removed = planes.transpose(1, 2).unbind()
-    torch.bmm(a, source.mT, out=removed)
-    # k and b, v and S a lie four planes apart: both rank-one terms are one product of two columns and two rows.
-    rows = planes[1::4, 0].transpose(0, 1)
-    columns = planes[2::4, 0].permute(1, 2, 0)
-    torch.mul(source, w, out=target)
-    target.baddbmm_(columns, rows)
-    return torch.bmm(r, target.mT).transpose(0, 1)
+    def __init__(self, planes: torch.Tensor) -> None:
+        self._r, self._w, self._a, self._removed = (planes[plane].unsqueeze(1) for plane in (0, 3, 4, 6))
+        # k and b, v and S a lie four planes apart: both rank-one terms are one product of two columns and two rows.
+        self._rows = planes[1::4].transpose(0, 1)
+        self._columns = planes[2::4].permute(1, 2, 0)
+        self.out = torch.empty_like(self._r)
+        """y, [n, 1, 64]"""
+
+    def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """source and target: `[n, 64, 64]`, which may be the same."""
+        torch.bmm(self._a, source.mT, out=self._removed)
+        torch.mul(source, self._w, out=target)
+        target.baddbmm_(self._columns, self._rows)
+        torch.bmm(self._r, target.mT, out=self.out)
 
 
 class Scan:
@@ -79,7 +92,11 @@ class Scan:
     U = S_{t-1} a_t of a chunk that starts from S solve the unit triangular system (I - AB) U = A S^T + AK V, so each
     chunk maps S to S F + E and y to G S^T + Y with F, E, G, Y free of S: one product a chunk is left in sequence."""
 
-    def __init__(self, spans: Sequence[tuple[int, int]], read: torch.Tensor, write: torch.Tensor) -> None:
+    def __init__(
+        self, planes: torch.Tensor, spans: Sequence[tuple[int, int]], read: torch.Tensor, write: torch.Tensor
+    ) -> None:
+        """spans: first token and number of tokens of each row."""
+        self._planes = planes
         order = sorted(range(len(spans)), key=lambda row: -spans[row][1])
         self._read, self._write = read[order], write[order]
         chunks = [-(-spans[row][1] // CHUNK) for row in order]
@@ -99,7 +116,9 @@ class Scan:
         self._real = (~self._padded).nonzero()[:, 0]
         self._any_padding = bool(self._padded.any())
 
-    def __call__(self, planes: torch.Tensor, state: torch.Tensor, out: torch.Tensor) -> None:
+    def __call__(self, state: torch.Tensor) -> torch.Tensor:
+        """y of the rows' tokens; other tokens' y is left undefined."""
+        planes = self._planes
         heads = planes.shape[2]
         count = self._source.shape[0] // CHUNK
         chosen = planes[:6].index_select(1, self._source)
@@ -138,20 +157,24 @@ class Scan:
             matrices[: active * heads] = torch.baddbmm(added[here], starts[here], carry[here])
         state.index_copy_(0, self._write, matrices.view(-1, heads, 64, 64))
         y = local.baddbmm(through, starts.mT).view(count, heads, CHUNK, 64).transpose(1, 2).reshape(-1, heads, 64)
-        out.index_copy_(0, self._target, y.index_select(0, self._real) if self._any_padding else y)
+        out = torch.empty_like(planes[0])
+        return out.index_copy_(0, self._target, y.index_select(0, self._real) if self._any_padding else y)
 
 
 class SequentialWkv7:
     """Token after token, row after row, each step of one shape: a token's bits depend on nothing but its own inputs."""
 
-    def __init__(self, offsets: Sequence[int], read: torch.Tensor, write: torch.Tensor) -> None:
+    def __init__(self, planes: torch.Tensor, offsets: Sequence[int], read: torch.Tensor, write: torch.Tensor) -> None:
         self._rows = list(zip(offsets[:-1], offsets[1:], read.tolist(), write.tolist(), strict=True))
+        self._steps = [Advance(planes[:, token]) for token in range(offsets[-1])]
+        self._out = torch.zeros_like(planes[0])
 
-    def __call__(self, planes: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros_like(planes[0])
+    def __call__(self, state: torch.Tensor) -> torch.Tensor:
         for start, end, read, write in self._rows:
             source, target = state[read], state[write]
             for token in range(start, end):
-                out[token] = advance(planes[:, token : token + 1], source, target)[0]
+                step = self._steps[token]
+                step(source, target)
+                self._out[token] = step.out[:, 0]
                 source = target
-        return out
+        return self._out

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import torch
 from torch.nn import functional
 
-from wkvm_core.kernels.linear import BFloat16Linear, Float32Linear
+from wkvm_core.kernels.linear import BFloat16Linear, pack_float32
 from wkvm_core.kernels.wkv7 import cpu
 from wkvm_core.models.protocol import Batch
 from wkvm_core.models.rwkv7.names import HEAD_SIZE, Sizes
@@ -21,13 +21,17 @@ from wkvm_core.state.layout import Fingerprint, StateFamily, StateLayout
 _DECAY_SCALE: Final = -math.exp(-0.5)
 _EPS: Final = 1e-5
 _HEAD_EPS: Final = HEAD_SIZE * 1e-5
-_PACKS: Final[Mapping[str, Pack]] = {"float32": Float32Linear, "bfloat16": BFloat16Linear}
+_PACKS: Final[Mapping[str, Pack]] = {"float32": pack_float32, "bfloat16": BFloat16Linear}
 
 
 class Recurrence(Protocol):
-    """The WKV-7 kernel of one launch; see `wkvm_core.kernels.wkv7`."""
+    """The WKV-7 of one launch; see `wkvm_core.kernels.wkv7`."""
 
-    def __call__(self, planes: torch.Tensor, state: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, state: torch.Tensor) -> torch.Tensor: ...
+
+
+Kernel = Callable[[torch.Tensor, Sequence[int], torch.Tensor, torch.Tensor], Recurrence]
+"""Binds the recurrence to planes, offsets, read and write slots of a launch."""
 
 
 class Rwkv7:
@@ -35,7 +39,7 @@ class Rwkv7:
 
     family = "rwkv7"
     deterministic = False
-    _kernel: Callable[[Sequence[int], torch.Tensor, torch.Tensor], Recurrence] = cpu.Wkv7
+    _kernel: Kernel = cpu.Wkv7
 
     def __init__(
         self,
@@ -64,75 +68,30 @@ class Rwkv7:
         """See `Model.forward`."""
         with torch.inference_mode():
             rows = Rows(batch.offsets, batch.read, batch.write, batch.single)
-            x = self._run(batch.tokens, rows, self._kernel(batch.offsets, batch.read, batch.write), families)
-            return self._logits(x if batch.wanted.shape[0] == x.shape[0] and batch.single else x[batch.wanted])
+            x = self._run(batch.tokens, rows, families)
+            return self._logits(x.index_select(0, batch.wanted))
 
-    def _run(
-        self, tokens: torch.Tensor, rows: Rows, recurrence: Recurrence, families: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
+    def _run(self, tokens: torch.Tensor, rows: Rows, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The residual stream `[tokens, C]` behind the last block; reads and writes the slots of the rows."""
         weights = self._weights
-        x = _layer_norm(functional.embedding(tokens, weights.embedding).to(torch.float32), weights.ln0)
-        wkv = families["wkv"]
-        att_before = families["shift_att"].index_select(0, rows.read)
-        ffn_before = families["shift_ffn"].index_select(0, rows.read)
+        mix = TimeMix(tokens.shape[0], self._sizes, weights.rank, rows, self._kernel)
+        x = _layer_norm(weights.embedding.index_select(0, tokens).to(torch.float32), weights.ln0)
+        states = families["wkv"].unbind(1)
+        att_before = families["shift_att"].index_select(0, rows.read).unbind(1)
+        ffn_before = families["shift_ffn"].index_select(0, rows.read).unbind(1)
         att_after, ffn_after = [], []
-        v_first: torch.Tensor | None = None
         for number, layer in enumerate(weights.layers):
             u = _layer_norm(x, layer.ln1)
             att_after.append(rows.last(u))
-            mixed, v_first = self._time_mix(
-                layer, u, rows.previous(u, att_before[:, number]), v_first, recurrence, wkv[:, number]
-            )
-            x = layer.output.added(mixed, x)
+            x = layer.output(mix(layer, u, rows.previous(u, att_before[number]), states[number])).add_(x)
             u = _layer_norm(x, layer.ln2)
             ffn_after.append(rows.last(u))
-            delta = rows.previous(u, ffn_before[:, number]).sub(u)
+            delta = rows.previous(u, ffn_before[number]).sub(u)
             hidden = layer.ffn_key(torch.addcmul(u, delta, layer.ffn_mix)).relu_()
-            x = layer.ffn_value.added(hidden.mul_(hidden), x)
+            x = layer.ffn_value(hidden.mul_(hidden)).add_(x)
         families["shift_att"].index_copy_(0, rows.write, torch.stack(att_after, 1))
         families["shift_ffn"].index_copy_(0, rows.write, torch.stack(ffn_after, 1))
         return x
-
-    def _time_mix(
-        self,
-        layer: Layer,
-        u: torch.Tensor,
-        previous: torch.Tensor,
-        v_first: torch.Tensor | None,
-        recurrence: Recurrence,
-        state: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gated output `[tokens, C]` of the time mix before its last matrix, and v of block 0."""
-        tokens, hidden = u.shape
-        mixed = torch.addcmul(u, previous.sub(u), layer.mix)
-        planes = torch.empty((7, tokens, self._sizes.heads, HEAD_SIZE))
-        flat = planes.view(7, tokens, hidden)
-        _, k, v, w, a, b, _ = flat.unbind()
-        layer.rkv.into(mixed[:3], flat[:3])
-        low = layer.down(mixed[3:] if v_first is None else mixed[2:])
-        low[-3].tanh_()
-        low[-1].sigmoid_()
-        low = layer.up.added(low, layer.base)
-        low[:-1].sigmoid_()
-        rate, gate = low[-2], low[-1]
-        if v_first is None:
-            v_first = v
-        else:
-            torch.lerp(v, v_first, low[0], out=v)
-        torch.mul(low[-3], _DECAY_SCALE, out=w).exp_()
-        heads = planes[4]
-        torch.mul(k, layer.k_k, out=a)
-        heads.div_(torch.linalg.vector_norm(heads, dim=-1, keepdim=True).clamp_min_(1e-12))
-        torch.mul(a, rate, out=b)
-        a.neg_()
-        k.mul_(rate.mul_(layer.k_a).add_(layer.k_rest))
-        y = recurrence(planes, state)
-        normed = functional.group_norm(
-            y.view(tokens, hidden), self._sizes.heads, layer.ln_x.weight, layer.ln_x.bias, _HEAD_EPS
-        )
-        bonus = (planes[0] * planes[1]).mul_(layer.r_k).sum(-1, keepdim=True)
-        return normed.view_as(y).addcmul_(bonus, planes[2]).view(tokens, hidden).mul_(gate), v_first
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return self._weights.head(_layer_norm(x, self._weights.ln_out))
@@ -156,8 +115,7 @@ class InvariantRwkv7(Rwkv7):
             for start, offsets, read, write in tiles(batch, size):
                 end = start + offsets[-1]
                 tokens = functional.pad(batch.tokens[start:end], (0, size - offsets[-1]))
-                rows = Rows(offsets, torch.tensor(read), torch.tensor(write), False)
-                x = self._run(tokens, rows, self._kernel(offsets, rows.read, rows.write), families)
+                x = self._run(tokens, Rows(offsets, torch.tensor(read), torch.tensor(write), False), families)
                 asked = [place for place, token in enumerate(wanted) if start <= token < end]
                 if asked:
                     logits[asked] = self._logits(x)[[wanted[place] - start for place in asked]]
@@ -184,11 +142,63 @@ def tiles(batch: Batch, size: int) -> Iterator[tuple[int, tuple[int, ...], list[
         yield start, tuple(offsets), read, write
 
 
+class TimeMix:
+    """The time mix of one launch, layer after layer over the same buffers, whose views are made once."""
+
+    def __init__(self, tokens: int, sizes: Sizes, rank: int, rows: Rows, kernel: Kernel) -> None:
+        heads, hidden = sizes.heads, sizes.hidden
+        self._heads = heads
+        self._flat = (tokens, hidden)
+        self._mixed = torch.empty((6, tokens, hidden))
+        self._low_inputs = self._mixed[2:]
+        self._inputs = self._mixed[:3].unbind()
+        self._inner = torch.empty((4, tokens, rank))
+        _, self._inner_w, _, self._inner_g = self._inner.unbind()
+        self._low = torch.empty((4, tokens, hidden))
+        self._low_sigmoid = self._low[:3]
+        self._v_gate, self._decay, self._rate, self._gate = self._low.unbind()
+        planes = torch.empty((7, tokens, heads, HEAD_SIZE))
+        self._r_heads, self._k_heads, self._v_heads, _, self._a_heads, _, _ = planes.unbind()
+        self._r, self._k, self._v, self._w, self._a, self._b, _ = planes.view(7, tokens, hidden).unbind()
+        self._recurrence = kernel(planes, rows.offsets, rows.read, rows.write)
+        self._v_first: torch.Tensor | None = None
+
+    def __call__(self, layer: Layer, u: torch.Tensor, previous: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """The gated output `[tokens, C]` before the last matrix. The first call is that of block 0."""
+        torch.addcmul(u, previous.sub(u), layer.mix, out=self._mixed)
+        torch.bmm(self._low_inputs, layer.down, out=self._inner)
+        self._inner_w.tanh_()
+        self._inner_g.sigmoid_()
+        torch.baddbmm(layer.base, self._inner, layer.up, out=self._low)
+        self._low_sigmoid.sigmoid_()
+        torch.mul(self._decay, _DECAY_SCALE, out=self._w).exp_()
+        x_r, x_k, x_v = self._inputs
+        self._r.copy_(layer.receptance(x_r))
+        v = layer.value(x_v)
+        if self._v_first is None:
+            self._v_first = v
+            self._v.copy_(v)
+        else:
+            torch.lerp(v, self._v_first, self._v_gate, out=self._v)
+        key = layer.key(x_k)
+        torch.mul(key, layer.k_k_negative, out=self._a)
+        heads = self._a_heads
+        heads.div_(torch.linalg.vector_norm(heads, dim=-1, keepdim=True).clamp_min_(1e-12))
+        torch.mul(self._a, self._rate, out=self._b).neg_()
+        torch.addcmul(layer.k_rest, self._rate, layer.k_a, out=self._k).mul_(key)
+        y = self._recurrence(state)
+        normed = torch.group_norm(
+            y.view(self._flat), self._heads, layer.ln_x.weight, layer.ln_x.bias, _HEAD_EPS, cudnn_enabled=False
+        )
+        bonus = (self._r_heads * self._k_heads).mul_(layer.r_k).sum(-1, keepdim=True)
+        return normed.view_as(y).addcmul_(bonus, self._v_heads).view(self._flat).mul_(self._gate)
+
+
 class Rows:
     """Where the rows of a launch begin and end, for the token shift. Tokens after the last row belong to none."""
 
     def __init__(self, offsets: tuple[int, ...], read: torch.Tensor, write: torch.Tensor, single: bool) -> None:
-        self.read, self.write = read, write
+        self.offsets, self.read, self.write = offsets, read, write
         self._first = None if single else torch.tensor(offsets[:-1])
         self._last = None if single else torch.tensor(offsets[1:]) - 1
 
@@ -223,4 +233,4 @@ def state_layout(sizes: Sizes) -> StateLayout:
 
 
 def _layer_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    return functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, _EPS)
+    return torch.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, _EPS, cudnn_enable=False)

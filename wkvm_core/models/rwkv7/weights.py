@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch.nn import functional
 
 from wkvm_core.kernels.linear import Linear
 from wkvm_core.models.rwkv7.names import Sizes
@@ -16,7 +15,8 @@ Pack = Callable[[torch.Tensor], Linear]
 """Makes a Linear of a weight `[..., in, out]`."""
 
 _MIX_ORDER: Final = ("x_r", "x_k", "x_v", "x_w", "x_a", "x_g")
-"""r, k, v first and v, w, a, g last: each set of matrices meets a contiguous run of mixed inputs."""
+_LOW_ORDER: Final = ("v", "w", "a", "g")
+"""The last four mixes are the inputs of the low-rank matrices, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +29,24 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block. Vectors are float32; `n` is 4 (v, w, a, g), and 3 in block 0, which has no v."""
+    """One block. Vectors are float32, and so are the low-rank matrices: small, and four in one product."""
 
     ln1: Norm
     ln2: Norm
     ln_x: Norm
     mix: torch.Tensor
     """[6, 1, C] in the order r, k, v, w, a, g."""
-    rkv: Linear
-    """[3, C, C]"""
-    down: Linear
-    """[n, C, R], ranks padded with zeros to the largest, R."""
-    up: Linear
-    """[n, R, C]"""
+    receptance: Linear
+    key: Linear
+    value: Linear
+    down: torch.Tensor
+    """[4, C, R]: v, w, a, g, ranks padded with zeros to the largest of the model, R. Block 0 has zeros for v."""
+    up: torch.Tensor
+    """[4, R, C]"""
     base: torch.Tensor
-    """[n, 1, C]: v0, w0, a0 and zeros for g."""
-    k_k: torch.Tensor
-    """[C]"""
+    """[4, 1, C]: v0, w0, a0 and zeros for g."""
+    k_k_negative: torch.Tensor
+    """[C]: -k_k"""
     k_a: torch.Tensor
     """[C]"""
     k_rest: torch.Tensor
@@ -63,6 +64,9 @@ class Layer:
 class Weights:
     """The whole model on one device."""
 
+    rank: int
+    """R, the largest low rank."""
+
     embedding: torch.Tensor
     """[V, C] in the dtype of the checkpoint, before ln0."""
     ln0: Norm
@@ -74,6 +78,8 @@ class Weights:
 def pack_weights(tensors: Mapping[str, torch.Tensor], sizes: Sizes, pack: Pack, device: torch.device) -> Weights:
     """The one hook between checkpoint and forward pass. Everything but the embedding is copied."""
 
+    rank = max(tensors[name].shape[1] for name in tensors if name.endswith(tuple(f".att.{n}1" for n in _LOW_ORDER)))
+
     def vector(name: str) -> torch.Tensor:
         return tensors[name].to(device=device, dtype=torch.float32)
 
@@ -84,22 +90,29 @@ def pack_weights(tensors: Mapping[str, torch.Tensor], sizes: Sizes, pack: Pack, 
         """[in, out]"""
         return tensors[name].to(device).t()
 
+    def padded(name: str, *shape: int) -> torch.Tensor:
+        """Zeros up to the shape, and all zeros where there is no such tensor."""
+        whole = torch.zeros(shape, device=device)
+        if name in tensors:
+            whole[tuple(slice(length) for length in tensors[name].shape)] = tensors[name]
+        return whole
+
     def layer(number: int) -> Layer:
         block = f"blocks.{number}."
         att = f"{block}att."
-        low = ("v", "w", "a", "g") if number else ("w", "a", "g")
-        rank = max(tensors[f"{att}{n}1"].shape[1] for n in low)
         k_a = vector(f"{att}k_a")
         return Layer(
             ln1=norm(f"{block}ln1"),
             ln2=norm(f"{block}ln2"),
             ln_x=norm(f"{att}ln_x"),
             mix=torch.stack([vector(att + name) for name in _MIX_ORDER])[:, None, :],
-            rkv=pack(torch.stack([matrix(f"{att}{name}.weight") for name in ("receptance", "key", "value")])),
-            down=pack(torch.stack([_widen(tensors[f"{att}{n}1"].to(device), 1, rank) for n in low])),
-            up=pack(torch.stack([_widen(tensors[f"{att}{n}2"].to(device), 0, rank) for n in low])),
-            base=torch.stack([vector(f"{att}{n}0") if n != "g" else torch.zeros_like(k_a) for n in low])[:, None, :],
-            k_k=vector(f"{att}k_k"),
+            receptance=pack(matrix(f"{att}receptance.weight")),
+            key=pack(matrix(f"{att}key.weight")),
+            value=pack(matrix(f"{att}value.weight")),
+            down=torch.stack([padded(f"{att}{n}1", sizes.hidden, rank) for n in _LOW_ORDER]),
+            up=torch.stack([padded(f"{att}{n}2", rank, sizes.hidden) for n in _LOW_ORDER]),
+            base=torch.stack([padded(f"{att}{n}0", sizes.hidden) for n in _LOW_ORDER])[:, None, :],
+            k_k_negative=-vector(f"{att}k_k"),
             k_a=k_a,
             k_rest=1.0 - k_a,
             r_k=vector(f"{att}r_k"),
@@ -110,15 +123,10 @@ def pack_weights(tensors: Mapping[str, torch.Tensor], sizes: Sizes, pack: Pack, 
         )
 
     return Weights(
+        rank=rank,
         embedding=tensors["emb.weight"].to(device),
         ln0=norm("blocks.0.ln0"),
         layers=tuple(layer(number) for number in range(sizes.layers)),
         ln_out=norm("ln_out"),
         head=pack(matrix("head.weight")),
     )
-
-
-def _widen(matrix: torch.Tensor, axis: int, length: int) -> torch.Tensor:
-    """Zeros up to `length` along the axis."""
-    missing = length - matrix.shape[axis]
-    return functional.pad(matrix, (0, missing) if axis == 1 else (0, 0, 0, missing))
