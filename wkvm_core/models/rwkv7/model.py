@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypedDict, Unpack
 
 import torch
 from torch.nn import functional
@@ -34,6 +34,17 @@ Kernel = Callable[[torch.Tensor, Sequence[int], torch.Tensor, torch.Tensor], Rec
 """Binds the recurrence to planes, offsets, read and write slots of a launch."""
 
 
+class Options(TypedDict):
+    """What a model is told besides its tensors."""
+
+    fingerprint: str
+    """The *model* part."""
+    eos_ids: tuple[int, ...]
+    compute_dtype: str
+    """float32 or bfloat16"""
+    device: torch.device
+
+
 class Rwkv7:
     """A `Model`. Vectors, residual stream and all state are float32; matrix products are in the compute dtype."""
 
@@ -42,27 +53,20 @@ class Rwkv7:
     _kernel: Kernel = cpu.Wkv7
 
     def __init__(
-        self,
-        name: str,
-        tensors: Mapping[str, torch.Tensor],
-        sizes: Sizes,
-        *,
-        fingerprint: str,
-        eos_ids: tuple[int, ...],
-        compute_dtype: str,
-        device: torch.device,
+        self, name: str, tensors: Mapping[str, torch.Tensor], sizes: Sizes, **options: Unpack[Options]
     ) -> None:
-        """tensors: canonical; fingerprint: their *model* part. compute_dtype: float32 or bfloat16."""
+        """tensors: canonical."""
+        compute_dtype = options["compute_dtype"]
         self.name = name
         self.vocab_size = sizes.vocab
-        self.eos_ids = eos_ids
+        self.eos_ids = options["eos_ids"]
         self.layout = state_layout(sizes)
-        self.fingerprint = Fingerprint(fingerprint, self.layout.fingerprint, compute_dtype)
+        self.fingerprint = Fingerprint(options["fingerprint"], self.layout.fingerprint, compute_dtype)
         self.compute_dtype = compute_dtype
         self.num_parameters = sum(tensor.numel() for tensor in tensors.values())
         self._sizes = sizes
         with torch.inference_mode():
-            self._weights: Weights = pack_weights(tensors, sizes, _PACKS[compute_dtype], device)
+            self._weights: Weights = pack_weights(tensors, sizes, _PACKS[compute_dtype], options["device"])
 
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See `Model.forward`."""
@@ -101,15 +105,37 @@ class InvariantRwkv7(Rwkv7):
     """The arithmetic of a token depends neither on batch size nor on chunk borders, nor on being read or decoded.
 
     Every launch is cut, in order, into tiles of one fixed number of tokens, the last one padded, so each product and
-    each elementwise operation has one shape for ever; the recurrence goes token by token."""
+    each elementwise operation has one shape for ever; the recurrence goes token by token. That a matrix product treats
+    all rows of a tile alike is tried when the model is opened; where it does not, a tile is one token."""
 
     deterministic = True
     _kernel = cpu.SequentialWkv7
 
+    def __init__(
+        self, name: str, tensors: Mapping[str, torch.Tensor], sizes: Sizes, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(name, tensors, sizes, **options)
+        wanted = tile_tokens(sizes)
+        self.tile = wanted if self._treats_rows_alike(wanted) else 1
+        """Tokens of a tile."""
+
+    def _treats_rows_alike(self, rows: int) -> bool:
+        """Two steps of equal rows give equal bits in every row of the tile."""
+        families = {
+            family.name: torch.zeros((rows + 1, family.layers, *family.shape)) for family in self.layout.families
+        }
+        slots = torch.arange(1, rows + 1)
+        with torch.inference_mode():
+            for read, token in ((torch.zeros_like(slots), self.vocab_size // 2), (slots, self.vocab_size // 3)):
+                step = Rows(tuple(range(rows + 1)), read, slots, False)
+                logits = self._logits(self._run(torch.full((rows,), token), step, families))
+        results = [logits, *(view[1:] for view in families.values())]
+        return all(torch.equal(result, result[:1].expand_as(result)) for result in results)
+
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See `Model.forward`."""
         with torch.inference_mode():
-            size = tile_tokens(self._sizes)
+            size = self.tile
             wanted = batch.wanted.tolist()
             logits = torch.empty((len(wanted), self.vocab_size))
             for start, offsets, read, write in tiles(batch, size):

@@ -9,7 +9,10 @@ import torch
 
 from tests.core.models.launch import bank, cut, launch, run, slot_of
 from tests.core.models.rwkv7.conftest import Case
+from wkvm_core.models.checkpoint.pth import read_pth
 from wkvm_core.models.protocol import Model
+from wkvm_core.models.rwkv7.model import InvariantRwkv7, tile_tokens
+from wkvm_core.models.rwkv7.names import Sizes, canonical_tensors
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -96,3 +99,27 @@ def test_a_fork_and_a_spare_slot_give_the_same_bits(model: Model, case: Case) ->
     assert torch.equal(forked[18:], logits[12:29])
     assert torch.equal(model.forward(launch([tokens[29:]], [5], [6]), families)[0], logits[29])
     assert torch.equal(slot_of(families, 6), state)
+
+
+class UnevenRows(InvariantRwkv7):
+    """A machine whose product rounds differently in another row."""
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return super()._logits(x) + torch.arange(x.shape[0])[:, None] * 1e-5
+
+
+@pytest.mark.parametrize(("kind", "single"), [(InvariantRwkv7, False), (UnevenRows, True)])
+def test_where_a_product_does_not_treat_rows_alike_a_tile_is_one_token(
+    cases: list[Case], kind: type[InvariantRwkv7], single: bool
+) -> None:
+    tensors, sizes = canonical_tensors(read_pth(cases[0].checkpoint), {})
+    device = torch.device("cpu")
+    model = kind("x", tensors, sizes, fingerprint="", eos_ids=(0,), compute_dtype="float32", device=device)
+    assert model.tile == (1 if single else tile_tokens(sizes))
+    logits = run(model, bank(model.layout, 3), 2, [cases[0].tokens[:20]])
+    assert torch.equal(logits, run(model, bank(model.layout, 3), 2, cut(cases[0].tokens[:20], [3, 4])))
+
+
+@pytest.mark.parametrize(("hidden", "tokens"), [(320, 16), (768, 7), (2048, 2), (4096, 1), (8192, 1)])
+def test_a_tile_is_never_so_large_that_torch_splits_an_operation_on_it(hidden: int, tokens: int) -> None:
+    assert tile_tokens(Sizes(layers=1, hidden=hidden, heads=hidden // 64, ffn=4 * hidden, vocab=10)) == tokens
