@@ -86,6 +86,10 @@ class ApiSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ready_timeout_s: Annotated[
         Seconds, setting("For the round trip of /ready through the core's step loop", group="times")
     ] = 1.0
+    core_wait_s: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.0, le=1e9)],
+        setting("A request that finds no engine ready waits so long for one", group="times"),
+    ] = 1.0
     core_silence_s: Annotated[Seconds, setting("A silent core is taken for dead after", group="times")] = 2.0
     drain_s: Annotated[Seconds, setting("At SIGTERM, for open streams to finish", group="times")] = 30.0
 

@@ -85,7 +85,7 @@ class ChatRoute:
         """Answers one request. Raises ApiError, ClientGone."""
         settings = self._service.settings
         body, size = await self._bodies.read(scope, receive)
-        link = self._service.fleet.pick(body.model)
+        link = await self._service.fleet.reach(body.model, settings.core_wait_s)
         model = link.model
         assert model is not None, "a ready core has a model"
         n = check_choices(body, model, 1, settings.max_sequences)

@@ -61,7 +61,7 @@ class CompletionRoute:
         """Answers one request. Raises ApiError, ClientGone."""
         settings = self._service.settings
         body, size = await self._bodies.read(scope, receive)
-        link = self._service.fleet.pick(body.model)
+        link = await self._service.fleet.reach(body.model, settings.core_wait_s)
         model = link.model
         assert model is not None, "a ready core has a model"
         given = listed(body.prompt)

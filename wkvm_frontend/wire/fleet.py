@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -72,6 +73,25 @@ class Fleet:
         if name is None or known or any(link.card is None for link in self.links):
             raise unavailable(self._trouble())
         raise ApiError(404, f"The model {name[:200]!r} does not exist.", code="model_not_found", param="model")
+
+    async def reach(self, name: str | None, wait_s: float) -> CoreLink:
+        """As `pick`; where it would be 503 it waits so long for a core to become ready. Frontends that share a port
+        are not ready at the same instant: a client that one of them has told so must not be refused by the next."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                return self.pick(name)
+            except ApiError as error:
+                left = deadline - time.monotonic()
+                if error.status != 503 or left <= 0:
+                    raise
+            coming = [link for link in self.links if not link.ready]
+            waits = [asyncio.create_task(link.arrival.wait()) for link in coming]
+            try:
+                await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
 
     def fail_all(self, code: ErrorCode, message: str) -> int:
         """Ends every request in flight; their number."""

@@ -45,7 +45,7 @@ from wkvm_proto.names import ErrorCode
 logger = logging.getLogger("wkvm.api")
 
 HELLO_TIMEOUT_S = 5.0
-FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 1.0
 RESTARTED = "The engine restarted, so this answer could not be finished. Please send the request again."
 
 
@@ -86,7 +86,8 @@ class CoreLink:
         self.model: ServedModel | None = None
         self.stats: Stats | None = None
         self.trouble = "connecting to the engine"
-        self.ready = False
+        self.arrival = asyncio.Event()
+        """Set while the core can take requests."""
         self._frontend = frontend
         self._epoch = secrets.randbits(62)
         self._load = load
@@ -98,6 +99,11 @@ class CoreLink:
         self._socket: zmq.asyncio.Socket | None = None
         self._core_epoch: int | None = None
         self._heard = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the core can take requests."""
+        return self.arrival.is_set()
 
     @property
     def load_share(self) -> float:
@@ -186,7 +192,7 @@ class CoreLink:
         socket.setsockopt(zmq.SNDHWM, 10_000)
         socket.setsockopt(zmq.RCVHWM, 10_000)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         socket.setsockopt(zmq.IDENTITY, bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15))
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket = socket
@@ -203,7 +209,7 @@ class CoreLink:
             self._tell(Goodbye())
             raise
         finally:
-            self.ready = False
+            self.arrival.clear()
             self._socket = None
             self.stats = None
             lost = self._calls.fail_all(ErrorCode.ENGINE_RESTARTED, RESTARTED, 1.0)
@@ -236,7 +242,7 @@ class CoreLink:
             await self._welcome()
         self.model = model
         self.trouble = ""
-        self.ready = True
+        self.arrival.set()
         logger.info("core %s: serving %s", self.uri, welcome.card.name)
 
     def _hello(self, digest: bytes = b"") -> Hello:

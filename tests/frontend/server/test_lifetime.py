@@ -32,7 +32,9 @@ def test_from_the_start_the_process_is_live_and_the_first_ready_answer_is_true(
         answer = api.http.get(path)
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
+    began = time.monotonic()
     refused = api.http.post("/v1/completions", json=SHORT)
+    assert time.monotonic() - began > 0.9
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
     core.open()
     api.wait_ready()
@@ -87,6 +89,17 @@ def test_a_hung_step_loop_is_not_ready_though_it_is_healthy(start_api: StartApi,
     assert api.http.get("/health").status_code == 200
     own_core.loop_hangs = False
     assert api.http.get("/ready").status_code == 200
+
+
+def test_a_request_waits_a_moment_for_a_core_that_is_coming(start_api: StartApi, tmp_path: Path) -> None:
+    core = ScriptedCore(tmp_path)
+    api = start_api(core.uri, flags=("--core-wait-s", "10"))
+    line = raw_request(api.address, json.dumps(SHORT).encode(), version="1.0")
+    time.sleep(0.2)
+    core.open()
+    assert b" 200 " in read_all(line)
+    line.close()
+    core.close()
 
 
 def test_a_restarted_core_gets_the_vocabulary_anew(start_api: StartApi, own_core: ScriptedCore) -> None:
@@ -249,7 +262,6 @@ def test_nothing_is_left_at_idle_after_a_burst_that_is_given_up(start_api: Start
         thread.start()
     for thread in threads:
         thread.join()
-    assert eventually(lambda: own_core.live == 0)
-    assert len(own_core.cancelled) == 40
+    assert eventually(lambda: len(own_core.cancelled) == 40 and own_core.live == 0)
     assert eventually(lambda: "wkvm_http_streams_open 0.0" in api.http.get("/metrics").text)
     assert eventually(lambda: "wkvm_http_cancelled_total 40.0" in api.http.get("/metrics").text)
