@@ -83,11 +83,11 @@ def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Noti
     """Loads the model, allocates everything, warms up, and binds the socket last: whoever can connect is served."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     num_cpus = len(os.sched_getaffinity(0))
-    torch.set_num_threads(config.threads or num_cpus)
     model = open_model(
         _model_path(config.model), compute_dtype=config.dtype, deterministic=config.deterministic, progress=progress
     )
-    capacity = resolve(config, model.layout.slot_bytes, available_bytes(), num_cpus)
+    capacity = resolve(config, model.layout.slot_bytes, available_bytes(), model.num_parameters, num_cpus)
+    torch.set_num_threads(capacity.threads)
     card = _card(config, model, capacity)
     device = torch.device("cpu")
     bank = StateBank(model.layout, capacity.num_slots, device)

@@ -20,6 +20,7 @@ _MAX_PROMPT = (MAX_FRAME_BYTES - 2**20) // 4
 _SOCKET_PATH_BYTES = 107
 _CPU_SLOTS = 256
 _CPU_ROWS = 64
+_MANY_THREADS_PARAMETERS = 50_000_000
 
 
 class CoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,7 +126,14 @@ class Capacity(msgspec.Struct, frozen=True):
     threads: int
 
 
-def resolve(config: CoreConfig, slot_bytes: int, free_bytes: int, num_cpus: int) -> Capacity:
+def resolve_threads(config: CoreConfig, num_parameters: int, num_cpus: int) -> int:
+    """CPU threads of the model. A small one's products are too short to be worth waking a second thread for."""
+    if config.threads is not None:
+        return config.threads
+    return num_cpus if num_parameters >= _MANY_THREADS_PARAMETERS else 1
+
+
+def resolve(config: CoreConfig, slot_bytes: int, free_bytes: int, num_parameters: int, num_cpus: int) -> Capacity:
     """What the settings come to for a model on the CPU. Refuses what does not fit into the free memory."""
     room = free_bytes // slot_bytes - RESERVED_SLOTS
     num_slots = config.slots if config.slots is not None else min(_CPU_SLOTS, room // 2)
@@ -157,5 +165,5 @@ def resolve(config: CoreConfig, slot_bytes: int, free_bytes: int, num_cpus: int)
         num_blocks=num_blocks,
         limits=limits,
         overlap=config.overlap if config.overlap is not None else 0,
-        threads=config.threads if config.threads is not None else num_cpus,
+        threads=resolve_threads(config, num_parameters, num_cpus),
     )
