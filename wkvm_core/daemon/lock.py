@@ -14,8 +14,9 @@ from wkvm_proto.names import ErrorCode
 class Lock:
     """Holds `path` locked until closed, or until the process ends however it ends."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        """Refuses with STORE_LOCKED when another process holds it; `what` is named in the message."""
+    def __init__(self, path: Path, what: str, remedy: str) -> None:
+        """Refuses with STORE_LOCKED when another process holds it; the message names `what`
+        and the remedy."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -25,7 +26,7 @@ class Lock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._fd)
-            raise Refused(ErrorCode.STORE_LOCKED, f"another wkvm-core holds the {what}: {path}") from None
+            raise Refused(ErrorCode.STORE_LOCKED, f"another wkvm-core holds the {what} {path}; {remedy}") from None
 
     def close(self) -> None:
         """Lets it go. The file stays: removing it would let two processes lock two files of one name."""

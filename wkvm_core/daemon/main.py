@@ -29,8 +29,10 @@ def run(argv: list[str]) -> int:
         config = resolve(CoreConfig, "wkvm-core", argv, os.environ, description="The engine core of wkvm.")
         where = places(config)
         with ExitStack() as stack:
-            stack.enter_context(Lock(where.store / "LOCK", "store"))
-            stack.enter_context(Lock(where.socket.with_name(where.socket.name + ".lock"), "socket"))
+            stack.enter_context(Lock(where.store / "LOCK", "store", "choose another folder with --store"))
+            stack.enter_context(
+                Lock(where.socket.with_name(where.socket.name + ".lock"), "socket", "choose another with --socket")
+            )
             _say("loading torch")
             # After the locks: a second daemon is told so at once, not after the seconds that torch takes to load.
             from wkvm_core.daemon.boot import serve

@@ -71,7 +71,7 @@ def convert(source: Path, target: Path, *, dtype: str | None = None, layout: str
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 refused."""
     parser = argparse.ArgumentParser(
-        prog="python -m wkvm_core.models.convert",
+        prog="wkvm convert",
         description="Convert an RWKV-7 checkpoint (.pth, safetensors or transformers folder) to a safetensors folder.",
     )
     parser.add_argument("source", metavar="IN", type=Path, help="a .pth or .safetensors file, or a model folder")
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         lines = convert(given.source, given.target, dtype=given.dtype, layout=given.to)
     except Refused as refused:
-        print(f"convert: {refused.message}", file=sys.stderr)
+        print(f"wkvm convert: {refused.message}", file=sys.stderr)
         return 1
     print("\n".join(lines))
     return 0

@@ -291,6 +291,7 @@ def test_a_second_daemon_on_the_same_store_or_socket_ends_with_78_and_the_first_
         )
         assert second.returncode == 78, second.stderr
         assert "another wkvm-core holds the" in second.stderr
+        assert "choose another" in second.stderr
         assert "Traceback" not in second.stderr
     assert answer(client, running) == greedy([6], 2000)
 
