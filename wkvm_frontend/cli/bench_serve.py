@@ -31,15 +31,19 @@ class BenchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_key: Annotated[str, setting("Bearer token", group="server")] = ""
     endpoint: Annotated[Literal["chat", "completions"], setting("chat or completions", group="server")] = "chat"
     concurrency: Annotated[
-        Annotated[int, Meta(ge=0, le=100_000)],
+        Annotated[int, Meta(ge=1, le=100_000)] | None,
         setting("Conversations at a time (16 unless --rate is given)", group="load"),
-    ] = 0
-    rate: Annotated[Amount, setting("Conversations a second instead, arriving at random (Poisson)", group="load")] = 0.0
+    ] = None
+    rate: Annotated[
+        Amount, setting("Conversations a second instead, arriving at random (Poisson); 0: none", group="load")
+    ] = 0.0
     requests: Annotated[
-        Annotated[int, Meta(ge=0, le=10_000_000)],
+        Annotated[int, Meta(ge=1, le=10_000_000)] | None,
         setting("Conversations in all (10 a concurrent one, or 100, unless --duration is given)", group="load"),
-    ] = 0
-    duration: Annotated[Amount, setting("No conversation begins after so many seconds", group="load")] = 0.0
+    ] = None
+    duration: Annotated[Amount, setting("No conversation begins after so many seconds; 0: no limit", group="load")] = (
+        0.0
+    )
     input_tokens: Annotated[Positive, setting("Tokens of a prompt or message", group="load")] = 128
     output_tokens: Annotated[Positive, setting("Most tokens of an answer", group="load")] = 128
     turns: Annotated[Positive, setting("Requests of a conversation, each with all before it", group="load")] = 1
@@ -109,7 +113,7 @@ def _write(settings: BenchSettings, model: str, found: Figures) -> None:
 def _jobs(settings: BenchSettings, server: Server, model: str, words: int) -> list[Job]:
     """The load, split evenly."""
     concurrency = 0 if settings.rate else settings.concurrency or 16
-    conversations = settings.requests
+    conversations = settings.requests or 0
     if not conversations and not settings.duration:
         conversations = 10 * concurrency or 100
     workers = min(settings.workers, concurrency or settings.workers, conversations or settings.workers)

@@ -18,6 +18,8 @@ import msgspec
 
 from wkvm_frontend.cli.runtime_folder import MAX_SOCKET_PATH, SOCKET_NAME, base_folder
 from wkvm_frontend.cli.version import installed
+from wkvm_frontend.text.huggingface import TOKENIZER_FILE
+from wkvm_frontend.text.world import WORLD_FILE
 
 NEEDED = ("torch", "numpy", "pyzmq", "msgspec", "safetensors", "starlette", "uvicorn", "uvloop", "httptools")
 NEEDED_TOO = ("tokenizers", "jinja2", "prometheus-client", "blake3", "tqdm")
@@ -95,7 +97,7 @@ def model_folder(model: str) -> Path | None:
 
 
 def model_files(model: str) -> Finding:
-    """Weights are there and can be read."""
+    """Weights are there and can be read, and a tokenizer lies beside them."""
     place = model_folder(model)
     if place is None:
         return Finding(Level.GOOD, "model", "counting, without files")
@@ -113,6 +115,10 @@ def model_files(model: str) -> Finding:
             return Finding(Level.BAD, "model", f"{file}: {error.strerror}", "make it readable for this user")
         if empty:
             return Finding(Level.BAD, "model", f"{file} is empty", "fetch the model again")
+    folder = place if place.is_dir() else place.parent
+    if not any((folder / name).is_file() for name in (TOKENIZER_FILE, WORLD_FILE)):
+        remedy = f"put its {TOKENIZER_FILE}, or {WORLD_FILE} for the RWKV World vocabulary, there"
+        return Finding(Level.BAD, "model", f"{folder} holds no tokenizer", remedy)
     megabytes = sum(file.stat().st_size for file in weights) / 2**20
     return Finding(Level.GOOD, "model", f"{place}, {megabytes:,.0f} MiB of weights")
 

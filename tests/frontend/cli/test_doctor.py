@@ -69,6 +69,9 @@ def test_model_files_are_looked_at(tmp_path: Path) -> None:
     weights.touch()
     assert "is empty" in checks.model_files(str(tmp_path)).text
     weights.write_bytes(b"x" * 2**20)
+    assert "holds no tokenizer" in checks.model_files(str(tmp_path)).text
+    assert "tokenizer.json" in checks.model_files(str(weights)).remedy
+    (tmp_path / "tokenizer.json").touch()
     assert checks.model_files(str(tmp_path)).text.endswith("1 MiB of weights")
     assert checks.model_files(str(weights)).level is Level.GOOD
 

@@ -24,6 +24,23 @@ def test_a_wrong_call_exits_with_two(argv: list[str], capfd: pytest.CaptureFixtu
     assert "usage: wkvm" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("argv", [["version", "--help"], ["bench", "serve", "--help"]])
+def test_help_tells_no_default_that_is_not_one(argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 0
+    shown = capfd.readouterr().out
+    assert f"usage: wkvm {' '.join(argv[:-1])}" in shown
+    assert "(default: 0)" not in shown.replace("arrivals (default: 0)", "")
+
+
+def test_a_wrong_flag_of_version_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["version", "--al"])
+    assert end.value.code == 2
+    assert "--al" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["serve", "doctor"])
 def test_a_commands_help_is_its_own(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
