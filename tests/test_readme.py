@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 from tests.frontend.cli.test_serve_and_bench import RealServe
 
@@ -49,6 +51,28 @@ def test_the_openai_client_streams_the_answer(served: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "Anna" in result.stdout
+
+
+def test_a_name_told_at_the_start_is_known_many_turns_later(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with OpenAI(base_url=f"{served}/v1", api_key="none") as client:
+        messages: list[ChatCompletionMessageParam] = []
+
+        def say(text: str) -> str:
+            messages.append({"role": "user", "content": text})
+            reply = client.chat.completions.create(
+                model="wkvm-demo", messages=messages, max_tokens=60, temperature=0
+            ).choices[0]
+            answer = reply.message.content or ""
+            messages.append({"role": "assistant", "content": answer})
+            return answer
+
+        say("Hi! My name is Tom.")
+        between = ("I live in Paris.", "My favourite color is blue.", "What can you do?", "Count to three.", "Good.")
+        answers = [say(text) for text in between]
+        assert not any("Tom" in answer for answer in answers)  # it is not merely repeating its own last words
+        assert "Tom" in say("What is my name?")
+        assert "Paris" in say("Where do I live?")
 
 
 def test_every_document_and_script_that_is_named_is_there() -> None:
