@@ -174,6 +174,8 @@ async def prompt_of(body: ChatFields, model: ServedModel, size: int) -> ChatProm
         raise bad_request(f"{error.param}: {error.message}", error.param) from None
     except BadTemplate as error:
         raise bad_request(f"messages: {error}", "messages") from None
+    except RecursionError:
+        raise bad_request("messages: a tool or the arguments of a call are nested too deeply.", "messages") from None
 
 
 def _prompt(body: ChatFields, model: ServedModel) -> ChatPrompt:

@@ -42,7 +42,8 @@ class HfTokenizer:
     def encode(self, text: str, *, specials: bool, first: bool = False) -> array[int]:
         """Ids of the text, without those that a post-processor would add."""
         engine = (self._opening if first else self._inner)[specials]
-        ids = array("I", engine.encode(text, add_special_tokens=False).ids)
+        # The call for batches lets other threads run; the one for a single text keeps the interpreter's lock.
+        ids = array("I", engine.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         if not specials and not self.specials.keys().isdisjoint(ids):
             return self._encode_broken(text, first)
         return ids

@@ -134,3 +134,27 @@ def test_the_demo_models_special_text_is_no_token_in_a_chat(start_api: StartApi,
     assert 0 in http.post("/tokenize", json=raw).json()["tokens"]
     assert 0 not in http.post("/tokenize", json=raw | {"parse_special": False}).json()["tokens"]
     core.close()
+
+
+def test_deep_tools_and_arguments_are_read_or_refused(http: httpx.Client, start_api: StartApi, tmp_path: Path) -> None:
+    core = ScriptedCore(tmp_path, card(demo_folder(), vocab_size=4096, family="rwkv7", name="demo")).open()
+    with_template = start_api(core.uri).wait_ready().http
+    hello = '{"role": "user", "content": "x"}'
+    statuses = set()
+    for depth in (1, 200, 400, 480, 700, 900, 960, 5000):
+        deep = '{"a": ' * depth + "1" + "}" * depth
+        call = f'{{"role": "assistant", "tool_calls": [{{"function": {{"name": "f", "arguments": {deep}}}}}]}}'
+        tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {deep}}}}}'
+        for client, path in (
+            (http, "/v1/chat/render"),
+            (with_template, "/v1/chat/render"),
+            (with_template, "/tokenize"),
+        ):
+            for body in (f'{{"messages": [{hello}], "tools": [{tool}]}}', f'{{"messages": [{call}, {hello}]}}'):
+                answer = client.post(path, content=body, headers={"content-type": "application/json"})
+                assert answer.status_code in (200, 400), (depth, path, answer.text)
+                statuses.add((depth == 1, answer.status_code))
+    assert (True, 200) in statuses
+    assert (True, 400) not in statuses
+    assert (False, 400) in statuses
+    core.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -174,3 +176,22 @@ def test_a_table_is_as_long_as_the_models_vocabulary(world: WorldTokenizer, demo
     assert len(ByteTokenizer(300).table) == 300
     with pytest.raises(BadTokenizer):
         ByteTokenizer(255)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(demo: HfTokenizer) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        begun.set()
+        demo.encode("a" * 1_000_000, specials=True)
+        ended.set()
+
+    worker = threading.Thread(target=encode)
+    worker.start()
+    begun.wait()
+    turns = 0
+    while not ended.is_set():
+        time.sleep(0.001)
+        turns += not ended.is_set()
+    worker.join()
+    assert turns >= 5
