@@ -37,13 +37,13 @@ class FairQueue:
         while self._lines:
             priority = max(self._lines)
             lines = self._lines[priority]
-            tenant = min(lines, key=self._served.__getitem__)
+            tenant = min(lines, key=self.served)
             line = lines[tenant]
             while line and line[0].phase is not Phase.WAITING:
                 line.popleft()
                 self._dead -= 1
             if line:
-                self._floor = max(self._floor, self._served[tenant])
+                self._floor = max(self._floor, self.served(tenant))
                 return line[0]
             del lines[tenant]
             if not lines:
@@ -69,12 +69,10 @@ class FairQueue:
         """Tokens were read or sampled for a tenant."""
         self._served[tenant] = max(self._served.get(tenant, 0.0), self._floor) + tokens
 
+    def depart(self, tenant: str) -> None:
+        """A tenant has no request left: neither debt nor credit of it is kept."""
+        self._served.pop(tenant, None)
+
     def served(self, tenant: str) -> float:
         """Virtual time of a tenant."""
-        return self._served.get(tenant, 0.0)
-
-    def prune(self, active: set[str]) -> None:
-        """Forgets tenants that neither wait nor run and hold no debt."""
-        waiting = {tenant for lines in self._lines.values() for tenant in lines}
-        for tenant in [t for t, v in self._served.items() if t not in active and t not in waiting and v <= self._floor]:
-            del self._served[tenant]
+        return self._served.get(tenant, self._floor)

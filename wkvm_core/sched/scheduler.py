@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 
 from wkvm_core.errors import Refused
 from wkvm_core.sched.backlog import Backlog
@@ -38,6 +38,8 @@ class Scheduler:
         self.counts = Counts()
         self._seating = Seating(arena, blocks, limits, self.counts)
         self._groups: dict[int, Group] = {}
+        self._tenants: Counter[str] = Counter()
+        """Requests that are not answered, by tenant."""
         self._deadlines: list[tuple[float, int]] = []
         self._in_flight: deque[Step] = deque()
         self._outcomes = Outcomes()
@@ -84,6 +86,7 @@ class Scheduler:
         keep_block = self.blocks.acquire() if request.keep else None
         group = Group(request, estimate, keep_block)
         self._groups[request.number] = group
+        self._tenants[request.tenant] += 1
         self.backlog.enter(estimate)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.number))
@@ -217,6 +220,7 @@ class Scheduler:
             owners.append(sequence)
         if readers:
             self._share_budget(step, readers, spent)
+        step.tokens = sum(spent.values())
         for tenant, tokens in spent.items():
             self._seating.queue.charge(tenant, tokens)
 
@@ -329,7 +333,7 @@ class Scheduler:
                 self._end(sequence)
         for block in step.blocks:
             self.blocks.release(block)
-        self.backlog.drained(sum(max(len(row.tokens) // 4, 1) for row in step.rows), now)
+        self.backlog.drained(step.tokens, now)
 
     def finish(self, sequence: Sequence, finish: Finish) -> None:
         """A sample ended: report it, or keep its state first. (Called while rows are committed.)"""
@@ -388,6 +392,11 @@ class Scheduler:
         if not group.started:
             self.backlog.leave(group.estimate)
         del self._groups[group.request.number]
+        tenant = group.request.tenant
+        self._tenants[tenant] -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
+            self._seating.queue.depart(tenant)
 
     def _release_block(self, block: int) -> None:
         """At once, or when the last plan in flight, which may still read or write it, is done."""

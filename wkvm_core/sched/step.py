@@ -23,6 +23,8 @@ class Step:
     """Sequences whose state this step reads into their keep block."""
     blocks: list[int] = field(default_factory=list)
     """References to host blocks, given back when the step is done."""
+    tokens: int = 0
+    """Tokens that its rows consume."""
     slots: list[int] = field(default_factory=list)
     """Slots given back when the plan is complete, so that no row of this plan writes them."""
     fork_slots: set[int] = field(default_factory=set)

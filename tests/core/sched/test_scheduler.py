@@ -312,3 +312,11 @@ def test_cancelled_waiters_do_not_pile_up_behind_a_stuck_head() -> None:
     lines = engine.scheduler._seating.queue._lines
     assert sum(len(line) for by_tenant in lines.values() for line in by_tenant.values()) < 80
     assert len(engine.scheduler._deadlines) < 80
+
+
+def test_tenants_that_went_away_are_forgotten() -> None:
+    engine = Engine(slots=4)
+    for number in range(3000):
+        engine.submit([1], max_tokens=1, tenant=f"tenant-{number}")
+        engine.run()
+    assert not engine.scheduler._seating.queue._served
