@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import NewType
 
 import msgspec
-
-RequestId = NewType("RequestId", int)
-"""A u32 chosen by the frontend, unique among the live requests of its connection."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

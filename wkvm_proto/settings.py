@@ -58,23 +58,6 @@ def resolve(
         raise BadSettings(_name_origin(str(error), origin)) from None
 
 
-def flags_of(settings: msgspec.Struct, *, changed_only: bool = True) -> list[str]:
-    """The command line that gives these settings again."""
-    out: list[str] = []
-    for field in msgspec.structs.fields(type(settings)):
-        value = getattr(settings, field.name)
-        if changed_only and value == field.default:
-            continue
-        flag = "--" + field.name.replace("_", "-")
-        if isinstance(value, bool):
-            out.append(flag if value else "--no-" + flag[2:])
-        elif isinstance(value, tuple):
-            out += [part for item in value for part in (flag, str(item))]
-        elif value is not None:
-            out += [flag, str(value)]
-    return out
-
-
 def _parser(kind: type[msgspec.Struct], program: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program, description=description, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="TOML file with any of these settings")

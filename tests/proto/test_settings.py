@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
-from wkvm_proto.settings import BadSettings, flags_of, resolve, setting
+from wkvm_proto.settings import BadSettings, resolve, setting
 
 
 class Example(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,9 +72,3 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     config.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadSettings, match=r"c\.toml"):
         read(["--config", str(config)])
-
-
-def test_the_flags_of_settings_give_them_again() -> None:
-    settings = Example(name="n", slots=4, fast=True, core=("a", "b"), kind="b", wait_s=2.0)
-    assert read(flags_of(settings)) == settings
-    assert flags_of(Example()) == []

@@ -46,11 +46,6 @@ class Door:
         self._open: dict[tuple[bytes, int], Request] = {}
         self.draining = False
 
-    @property
-    def num_open(self) -> int:
-        """Requests that are not answered."""
-        return len(self._open)
-
     def submit(self, item: Submit, now: float) -> None:
         """Puts a request into the queue and says so, or says why not."""
         request, caller = item.request, item.caller

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from wkvm_core.daemon.caller import Tray
 from wkvm_proto.messages import Metrics
+from wkvm_proto.metrics import merged
 
 MAX_OUTBOX_BYTES = 16 * 2**20
 MAX_BAD_FRAMES = 16
@@ -46,7 +48,7 @@ class Frontends:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Frontend]:
         return iter(list(self._known.values()))
 
     def get(self, identity: bytes) -> Frontend | None:
@@ -73,22 +75,3 @@ class Frontends:
     def metrics(self) -> Metrics:
         """The sum over all frontends, those gone included."""
         return merged([self._departed, *(frontend.metrics for frontend in self._known.values())])
-
-
-def merged(parts: list[Metrics]) -> Metrics:
-    """The sum, series by series; histograms of unequal length are not added."""
-    counters: dict[str, float] = {}
-    gauges: dict[str, float] = {}
-    histograms: dict[str, tuple[tuple[int, ...], float]] = {}
-    for part in parts:
-        for name, value in part.counters.items():
-            counters[name] = counters.get(name, 0.0) + value
-        for name, value in part.gauges.items():
-            gauges[name] = gauges.get(name, 0.0) + value
-        for name, (buckets, total) in part.histograms.items():
-            old = histograms.get(name)
-            if old is None or len(old[0]) != len(buckets):
-                histograms[name] = (buckets, total)
-            else:
-                histograms[name] = (tuple(a + b for a, b in zip(old[0], buckets, strict=True)), old[1] + total)
-    return Metrics(counters, gauges, histograms)

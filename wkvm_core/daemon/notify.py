@@ -9,16 +9,13 @@ import socket
 class Notifier:
     """Sends to `NOTIFY_SOCKET`; does nothing when there is none. (Protocol: sd_notify(3).)"""
 
-    def __init__(self, address: str | None, watchdog_usec: str | None = None) -> None:
+    def __init__(self, address: str | None) -> None:
         self._address = "\0" + address[1:] if address and address.startswith("@") else address
-        self.watchdog_s = int(watchdog_usec) / 1e6 if watchdog_usec and watchdog_usec.isdigit() else None
-        """How often systemd wants to hear WATCHDOG=1, seconds; None = never."""
 
     @classmethod
     def from_environment(cls) -> Notifier:
         """As systemd set it for this process."""
-        ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        return cls(os.environ.get("NOTIFY_SOCKET"), os.environ.get("WATCHDOG_USEC") if ours else None)
+        return cls(os.environ.get("NOTIFY_SOCKET"))
 
     def ready(self, status: str) -> None:
         """Start-up is over."""

@@ -58,7 +58,7 @@ class EagerStepper:
             if places is None and all(row.feed and row.sample and not row.go for row in rows):
                 self._steady = staged
         flags, tokens, logprobs = self._launch(staged)
-        if any(flag != RAN for flag in flags):
+        if flags.count(RAN) != len(flags):
             self._steady = None  # a lane halted or is done: if its row comes again, it must do nothing
         if places is None:
             return StepResult(plan.step, flags, tokens, logprobs=logprobs)

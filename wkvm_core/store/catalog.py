@@ -32,7 +32,8 @@ class Catalog:
 
     def load(self, tenant: str, handle: str) -> Snapshot:
         """The snapshot of `name@version`, or the newest of `name`. Refuses an unknown and a foreign one alike."""
-        return self._snapshots[self._key(tenant, handle)[0]][self._key(tenant, handle)[1]]
+        key, version = self._key(tenant, handle)
+        return self._snapshots[key][version]
 
     def drop(self, tenant: str, handle: str) -> None:
         """Forgets one version; forks and children are unaffected."""

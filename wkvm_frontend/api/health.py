@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 from wkvm_frontend.api.reply import send_bytes, send_json
 from wkvm_frontend.api.service import Service
 from wkvm_frontend.failure import unavailable
-from wkvm_frontend.metrics.exposition import CONTENT_TYPE, exposition, merged, with_label
+from wkvm_frontend.metrics.exposition import CONTENT_TYPE, exposition, with_label
 from wkvm_proto.messages import PROTOCOL
+from wkvm_proto.metrics import merged
 
 
 class LiveRoute:

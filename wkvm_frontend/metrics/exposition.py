@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import accumulate
 
 from wkvm_frontend.metrics.meter import labelled
@@ -23,24 +22,6 @@ VLLM_NAMES = {
     "wkvm_http_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
     "wkvm_http_generation_seconds": "vllm:e2e_request_latency_seconds",
 }
-
-
-def merged(parts: Iterable[Metrics]) -> Metrics:
-    """The sum of several sets: equal series are added up."""
-    counters: dict[str, float] = {}
-    gauges: dict[str, float] = {}
-    histograms: dict[str, tuple[tuple[int, ...], float]] = {}
-    for part in parts:
-        for name, value in part.counters.items():
-            counters[name] = counters.get(name, 0.0) + value
-        for name, value in part.gauges.items():
-            gauges[name] = gauges.get(name, 0.0) + value
-        for name, (counts, total) in part.histograms.items():
-            before, sum_before = histograms.get(name, ((0,) * len(counts), 0.0))
-            if len(before) == len(counts):
-                summed = tuple(left + right for left, right in zip(before, counts, strict=True))
-                histograms[name] = (summed, sum_before + total)
-    return Metrics(counters, gauges, histograms)
 
 
 def with_label(metrics: Metrics, label: str, value: str) -> Metrics:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from wkvm_frontend.metrics.exposition import exposition, merged, with_label
+from wkvm_frontend.metrics.exposition import exposition, with_label
 from wkvm_frontend.metrics.meter import Meter, labelled
 from wkvm_proto.messages import Metrics
+from wkvm_proto.metrics import merged
 
 
 def samples(text: str) -> dict[str, float]:
