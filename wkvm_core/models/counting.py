@@ -48,6 +48,9 @@ class CountingModel:
         self._shapes = _logit_shapes()  # [printable, vocab]
         self._up, self._down = _powers(_FIRST_POWERS)
 
+    def reserve(self, max_tokens: int, max_rows: int) -> None:
+        """See `Model.reserve`; on the CPU there is nothing to reserve."""
+
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See Model. Cost: a few operations on int64 [tokens], whatever the number of rows."""
         state = families["count"].select(1, 0)  # [slots, 2]

@@ -28,6 +28,10 @@ class Batch:
     """int64 [rows]: slot that receives the state after the row's last token."""
     wanted: torch.Tensor
     """int64 [wanted]: places in `tokens` whose logits are asked for."""
+    bounds: torch.Tensor | None = None
+    """int32 [rows + 1]: `offsets` on the model's device. Given to models on an accelerator unless `single`."""
+    row_of: torch.Tensor | None = None
+    """int32 [tokens]: the row of each token, on the model's device. Given as `bounds` is."""
 
     @property
     def single(self) -> bool:
@@ -48,6 +52,11 @@ class Model(Protocol):
     deterministic: bool
     """The arithmetic of a token depends neither on batch size nor on chunk borders."""
     num_parameters: int
+
+    def reserve(self, max_tokens: int, max_rows: int) -> None:
+        """Allocates what the forward passes of at most so many tokens and rows need, once; `max_rows` also bounds
+        `wanted`. On an accelerator a forward pass allocates nothing afterwards and never waits for the device."""
+        ...
 
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Reads every row's state from slot `read[r]`, consumes its tokens, writes slot `write[r]`.

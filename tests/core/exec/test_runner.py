@@ -184,6 +184,9 @@ def test_seeded_samples_repeat_and_differ_by_sample_index(counting: Model) -> No
 class Poisoned(CountingModel):
     """Gives NaN logits to the rows that read byte 255."""
 
+    def reserve(self, max_tokens: int, max_rows: int) -> None:
+        """Nothing to reserve."""
+
     def forward(self, batch: Any, families: Any) -> torch.Tensor:
         logits = super().forward(batch, families)
         logits[batch.tokens[batch.wanted] == 255] = float("nan")

@@ -68,6 +68,9 @@ class Rwkv7:
         with torch.inference_mode():
             self._weights: Weights = pack_weights(tensors, sizes, _PACKS[compute_dtype], options["device"])
 
+    def reserve(self, max_tokens: int, max_rows: int) -> None:
+        """See `Model.reserve`; on the CPU there is nothing to reserve."""
+
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See `Model.forward`."""
         with torch.inference_mode():
