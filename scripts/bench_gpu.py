@@ -21,6 +21,7 @@ SCRIPTS = Path(__file__).parent
 PARTS = ("check", "decode", "http", "prefill", "sampled", "itl", "kernels", "memory")
 """In the order in which they run."""
 ROWS = [1, 8, 32, 64, 128, 256, 512, 1024]
+KERNEL_ROWS = (1, 64, 512)
 PREFILLS = ["1x4096", "16x1024"]
 SAMPLED = ["--temperature", "0.8", "--top-p", "0.95"]
 LEAST_S = 15.0
@@ -70,7 +71,9 @@ def main() -> None:
         given.out.write_text(json.dumps(document, indent=1) + "\n")
         said = done.get("failure", f"done in {done.get('seconds', 0):.0f} s")
         print(f"## {' '.join(named.values())}: {said}", flush=True)
-    print(markdown(document, peers()))
+    tables = markdown(document, peers())
+    given.out.with_suffix(".md").write_text(tables + "\n")
+    print(tables)
     if any("failure" in job for job in document["jobs"]):
         sys.exit(1)
 
@@ -110,7 +113,8 @@ def commands(part: str, model: str, state_dtype: str, given: argparse.Namespace)
         yield [*engine, *load], 60
         yield [*engine, *load, "--flood", "100000"], 60
     elif part == "kernels":
-        yield [forward, *named, "--rows", *rows], 90
+        some = [str(count) for count in KERNEL_ROWS if count in given.rows] or rows
+        yield [forward, *named, "--rows", *some], 90
     elif part == "http":
         streams = ["--concurrency", *map(str, given.streams)]
         yield [http, *named, *streams, "--frontends", str(given.frontends), "--workers", str(given.workers)], 150
@@ -133,7 +137,7 @@ def run(job: Job, limit_s: float) -> dict:
             finally:
                 end(process)
         said = log.read_text(errors="replace")
-        print(said[-3000:], end="", flush=True)
+        print(said[-3000 if failure else -1200 :], end="", flush=True)
         found: dict = {"seconds": time.monotonic() - started, "results": []}
         with contextlib.suppress(OSError, ValueError):  # it may have been stopped before or while it wrote
             found["results"] = json.loads(out.read_text())

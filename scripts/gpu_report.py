@@ -37,7 +37,7 @@ def decode_rates(jobs: list[dict], part: str) -> dict[tuple[str, str], dict[int,
     rates: dict[tuple[str, str], dict[int, float]] = {}
     for job in of(jobs, part):
         own = rates.setdefault((job["model"], job["state_dtype"]), {})
-        own.update({int(result["rows"]): result["tokens_per_s"] for result in job["results"]})
+        own.update({int(result["rows"]): result["tokens_per_s"] for result in job["results"] if "rows" in result})
     return rates
 
 
@@ -101,7 +101,7 @@ def prefill(jobs: list[dict], peers: dict) -> list[str]:
         model, state_dtype = job["model"], job["state_dtype"]
         known = peers["prefill"].get(model, {}).get(precision(state_dtype), {})
         limit = peers["prefill_limits"].get(model)
-        for result in job["results"]:
+        for result in (found for found in job["results"] if "prefill" in found):
             shape = str(result["prefill"])
             rate = result["tokens_per_s"]
             beside = (number(known.get(shape)), ratio(rate, known.get(shape)), number(limit), ratio(rate, limit))

@@ -11,18 +11,21 @@ from wkvm_core.models.rwkv7.names import canonical_tensors
 from wkvm_core.models.rwkv7.shapes import SHAPES
 from wkvm_proto.names import ErrorCode
 
-CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BILLIONS = {"0.1b": 0.191, "0.4b": 0.451, "1.5b": 1.527, "2.9b": 2.948, "7.2b": 7.199}
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_drawn_tensors_are_those_of_a_checkpoint_and_the_same_every_time(dtype: torch.dtype) -> None:
-    drawn = random_tensors(SHAPES["tiny"], CPU, dtype)
+def test_drawn_tensors_are_those_of_a_checkpoint_and_the_same_every_time(dtype: torch.dtype, device: str) -> None:
+    drawn = random_tensors(SHAPES["tiny"], torch.device(device), dtype)
     tensors, sizes = canonical_tensors(drawn, {})
     assert (sizes.layers, sizes.hidden, sizes.vocab) == (2, 128, 512)
     assert tensors.keys() == drawn.keys()
-    again = random_tensors(SHAPES["tiny"], CPU, dtype)
-    assert all(tensor.dtype == dtype and torch.equal(tensor, again[name]) for name, tensor in tensors.items())
+    again = random_tensors(SHAPES["tiny"], torch.device(device), dtype)
+    for name, tensor in tensors.items():
+        assert (tensor.dtype, tensor.device.type) == (dtype, device)
+        assert torch.equal(tensor, again[name])
 
 
 @pytest.mark.parametrize("word", BILLIONS)
