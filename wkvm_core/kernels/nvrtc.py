@@ -57,7 +57,6 @@ class Module:
     def __init__(self, source: Path, instances: Sequence[str], device: torch.device) -> None:
         """instances: name expressions such as `step<float, half_t>`. Raises CompileError."""
         with torch.cuda.device(device):
-            torch.cuda.init()
             torch.zeros(1, device=device)  # makes the context current
             major, minor = torch.cuda.get_device_capability(device)
             cubin, names = compiled(source.read_text(), tuple(instances), f"sm_{major}{minor}")

@@ -1,1 +1,1 @@
-"""Around the matrices: residual add, layer norm, and token shift with its mixes, in one pass over the residual stream."""
+"""Around the matrices: residual add, layer norm, token shift and its mixes, in one pass over the residual stream."""

@@ -98,7 +98,8 @@ def _shift_mix(
         else:
             earlier = _stream(x, parts, plane, token - 1, c, inside, C, PARTS)
             before = _norm(earlier, inside, scale, offset, C)
-        tl.store(last + row * C + c, u, mask=inside & (token + 1 == tl.load(bounds + row + 1)))
+        if token + 1 == tl.load(bounds + row + 1):
+            tl.store(last + row * C + c, u, mask=inside)
     tl.store(x_out + token * C + c, total, mask=inside)
     before -= u
     for mix in tl.static_range(MIXES):
@@ -109,24 +110,42 @@ def _shift_mix(
 
 @triton.jit
 def _commit(
-    last, other_last, shift, other_shift, slot_stride, write, bounds, C: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr
+    last,
+    other_last,
+    shift,
+    other_shift,
+    slot_stride,
+    write,
+    bounds,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    inside = (c < C) & (tl.load(bounds + row) < tl.load(bounds + row + 1))
-    slot = tl.load(write + row) * slot_stride
-    tl.store(shift + slot + c, tl.load(last + row * C + c, mask=inside), mask=inside)
-    tl.store(other_shift + slot + c, tl.load(other_last + row * C + c, mask=inside), mask=inside)
+    inside = c < C
+    if tl.load(bounds + row) < tl.load(bounds + row + 1):
+        slot = tl.load(write + row) * slot_stride
+        tl.store(shift + slot + c, tl.load(last + row * C + c, mask=inside), mask=inside)
+        tl.store(other_shift + slot + c, tl.load(other_last + row * C + c, mask=inside), mask=inside)
 
 
 @triton.jit
 def _final(
-    x, parts, plane, weight, bias, wanted, out, C: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    PDL: tl.constexpr
+    x,
+    parts,
+    plane,
+    weight,
+    bias,
+    wanted,
+    out,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)

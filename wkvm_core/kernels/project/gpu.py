@@ -6,6 +6,7 @@ out one by one, for the next kernel to add in order. No atomics: equal launches 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import triton
@@ -20,7 +21,7 @@ _TANH, _SIGMOID, _RELU2 = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut: `rows` of activations by `columns` of outputs, `inner` numbers at a time."""
+    """How a product is cut: `rows` of activations by `columns` of outputs, `inner` numbers of 16 bits at a time."""
 
     rows: int
     columns: int
@@ -114,6 +115,7 @@ def _up(
     FIRST_END: tl.constexpr,
     SECOND_END: tl.constexpr,
     THIRD_END: tl.constexpr,
+    ROUNDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -132,12 +134,14 @@ def _up(
     w_at = weight + columns.to(tl.int64)[:, None] * R + inner[None, :]
     x_at = x + rows.to(tl.int64)[:, None] * x_row + inner[None, :]
     there = rows[:, None] < tokens
+    there_too = columns[:, None] < C
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if PDL:
         gdc_wait()
-    for k in range(start, end, BLOCK_K):
-        a = tl.load(x_at + k, mask=there, other=0.0)
-        b = tl.load(w_at + k)
+    for number in range(ROUNDS):  # masked off behind the end, so that the number is known when it is compiled
+        k = start + number * BLOCK_K
+        a = tl.load(x_at + k, mask=there & (inner[None, :] + k < end), other=0.0)
+        b = tl.load(w_at + k, mask=there_too & (inner[None, :] + k < end), other=0.0)
         if IEEE:
             total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
         else:
@@ -159,8 +163,9 @@ def grouped(
     """x: `[P, T, K]`; weight: `[N, K]` contiguous; granules: see `table`; out: `[split, T, N]`, float32 where split > 1
     (the activations then are not applied)."""
     tokens, (columns, inner) = x.shape[1], weight.shape
-    rounds = inner // (tile.split * tile.inner)
-    assert columns % tile.columns == 0 and rounds * tile.split * tile.inner == inner, (weight.shape, tile)
+    share = inner // tile.split
+    block = _inner(tile, share, weight.dtype)
+    assert columns % tile.columns == 0 and share * tile.split == inner, (weight.shape, tile)
     _grouped[(triton.cdiv(tokens, tile.rows), columns // tile.columns, tile.split)](
         x,
         x.stride(0),
@@ -174,10 +179,10 @@ def grouped(
         K=inner,
         BLOCK_M=tile.rows,
         BLOCK_N=tile.columns,
-        BLOCK_K=tile.inner,
+        BLOCK_K=block,
         SPLIT=tile.split,
-        ROUNDS=rounds,
-        LINES=triton.next_power_of_2(rounds * tile.inner // 64),
+        ROUNDS=share // block,
+        LINES=triton.next_power_of_2(share // 64),
         AHEAD=ahead,
         GRANULE=GRANULE,
         IEEE=weight.dtype == torch.float32,
@@ -192,6 +197,7 @@ def up(x: torch.Tensor, weight: torch.Tensor, ends: tuple[int, int, int], out: t
     """x: `[T, R]`; weight: `[C, R]`, the four matrices side by side, the first three ending at `ends`; out:
     `[4, T, C]`."""
     tokens, hidden = out.shape[1:]
+    block = _inner(tile, GRANULE, weight.dtype)
     _up[(triton.cdiv(tokens, tile.rows), hidden // tile.columns, 4)](
         x,
         x.stride(0),
@@ -204,12 +210,22 @@ def up(x: torch.Tensor, weight: torch.Tensor, ends: tuple[int, int, int], out: t
         FIRST_END=ends[0],
         SECOND_END=ends[1],
         THIRD_END=ends[2],
+        ROUNDS=max(b - a for a, b in pairwise((0, *ends, weight.shape[1]))) // block,
         BLOCK_M=tile.rows,
         BLOCK_N=tile.columns,
-        BLOCK_K=tile.inner,
+        BLOCK_K=block,
         IEEE=weight.dtype == torch.float32,
         PDL=PDL,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **LAUNCH,
     )
+
+
+def _inner(tile: Tile, share: int, dtype: torch.dtype) -> int:
+    """Numbers of the inner axis a round: the tile's, less where they do not divide it, or where they are float32."""
+    inner = tile.inner * 2 // dtype.itemsize
+    while share % inner:
+        inner //= 2
+    assert inner >= 16, (tile, share)
+    return inner

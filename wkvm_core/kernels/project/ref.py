@@ -27,5 +27,6 @@ def grouped(x: torch.Tensor, weight: torch.Tensor, groups: tuple[Group, ...]) ->
 
 def up(x: torch.Tensor, weight: torch.Tensor, ranks: tuple[int, ...]) -> torch.Tensor:
     """x: `[T, sum R]`, weight: `[C, sum R]`: per rank one product, `[G, T, C]`."""
-    pieces = zip(x.split(ranks, 1), weight.split(ranks, 1), strict=True)
-    return torch.stack([piece @ matrix.t() for piece, matrix in pieces])
+    ends = [sum(ranks[: number + 1]) for number in range(len(ranks))]
+    spans = [slice(end - rank, end) for rank, end in zip(ranks, ends, strict=True)]
+    return torch.stack([x[:, span] @ weight[:, span].t() for span in spans])

@@ -40,11 +40,9 @@ class Wkv7:
         scans = {rows: f"scan<{pair}, {rows}, {rounding}>" for rows in (1, 2, 4)}
         module = Module(Path(__file__).with_name("wkv7.cu"), [*streams.values(), *scans.values()], device)
         shared = _STREAM_BYTES[state_dtype]
-        self._streams = {
-            first: module.kernel(name, _STREAM, shared_bytes=shared) for first, name in streams.items()
-        }
+        self._streams = {first: module.kernel(name, _STREAM, shared_bytes=shared) for first, name in streams.items()}
         self._scans = {rows: module.kernel(name, _SCAN) for rows, name in scans.items()}
-        self._dither = dither
+        self._few = gpu.Wkv7(state_dtype, dither=dither)
         self._warps = _STREAM_WARPS[state_dtype]
         self._blocks = torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -61,11 +59,11 @@ class Wkv7:
         *,
         first: bool,
     ) -> None:
-        """See `gpu.step`."""
+        """See `gpu.Wkv7.step`."""
         tokens, hidden = out.shape
         heads = state.shape[1]
         if tokens * heads < _MANY:
-            gpu.step(state, read, write, rkv, low, v_first, vectors, out, first=first, dither=self._dither, warps=4)
+            self._few.step(state, read, write, rkv, low, v_first, vectors, out, first=first)
             return
         # Warps are dealt in whole rows of heads, as many as run at once.
         stride = self._blocks * self._warps // heads * heads
@@ -104,8 +102,8 @@ class Wkv7:
         *,
         rows: int | None = None,
     ) -> None:
-        """See `gpu.scan`. rows: value rows of a thread, 1, 2 or 4; chosen by the number of heads unless told. The bits
-        do not depend on it."""
+        """See `gpu.Wkv7.scan`. rows: value rows of a thread, 1, 2 or 4; chosen by the number of heads unless told.
+        The bits do not depend on it."""
         heads, count = state.shape[1], read.shape[0]
         if rows is None:
             rows = 1 if heads * count <= _FEW else 2 if heads * count <= 4 * _FEW else 4

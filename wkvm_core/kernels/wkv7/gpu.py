@@ -264,53 +264,93 @@ def _finish(
     tl.store(out + at, x * gate, mask=inside)
 
 
-def dither_bits(dtype: torch.dtype) -> int:
-    """Bits of float32 that a state of this dtype cuts off."""
-    return {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}[dtype]
+_CUT_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
+"""Bits of float32 that a state of this dtype cuts off."""
 
 
-def step(
-    state: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    rkv: torch.Tensor,
-    low: torch.Tensor,
-    v_first: torch.Tensor,
-    vectors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    first: bool,
-    dither: bool = True,
-    warps: int = 4,
-) -> None:
-    """One token a row: decay, keys and gates prepared, state advanced, group norm, bonus and gate applied.
+class Wkv7:
+    """The state's operations, for states of one dtype."""
 
-    state: `[slots, H, 64, 64]` of one layer, float32 or 16 bits, contiguous but for the slot; read, write: int64 `[T]`;
-    rkv: `[3, T, C]` and low: `[4, T, C]` (v, w, a, g before their sigmoids), any strides but 1 in C; v_first: `[T, C]`,
-    written by the first layer, read by the others; vectors: float32 `[8, C]`, v0, w0, a0, k_k, k_a, r_k and the group
-    norm's weight and bias; out: `[T, C]`."""
-    heads = state.shape[1]
-    _step[(heads, out.shape[0])](
-        state,
-        state.stride(0),
-        read,
-        write,
-        rkv,
-        rkv.stride(0),
-        rkv.stride(1),
-        low,
-        low.stride(0),
-        low.stride(1),
-        v_first,
-        vectors,
-        out,
-        C=heads * HEAD_SIZE,
-        FIRST=first,
-        DITHER=dither_bits(state.dtype) if dither else 0,
-        PDL=PDL,
-        num_warps=warps,
-        **LAUNCH,
-    )
+    def __init__(self, state_dtype: torch.dtype, *, dither: bool = True) -> None:
+        """dither: stochastic rounding of a 16-bit state."""
+        self._bits = _CUT_BITS[state_dtype] if dither else 0
+
+    def step(
+        self,
+        state: torch.Tensor,
+        read: torch.Tensor,
+        write: torch.Tensor,
+        rkv: torch.Tensor,
+        low: torch.Tensor,
+        v_first: torch.Tensor,
+        vectors: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        first: bool,
+    ) -> None:
+        """One token a row: decay, keys and gates prepared, state advanced, group norm, bonus and gate applied.
+
+        state: `[slots, H, 64, 64]` of one layer, float32 or 16 bits, contiguous but for the slot; read, write: int64
+        `[T]`; rkv: `[3, T, C]` and low: `[4, T, C]` (v, w, a, g before their sigmoids), any strides but 1 in C;
+        v_first: `[T, C]`, written by the first layer, read by the others; vectors: float32 `[8, C]`, v0, w0, a0, k_k,
+        k_a, r_k and the group norm's weight and bias; out: `[T, C]`."""
+        heads = state.shape[1]
+        _step[(heads, out.shape[0])](
+            state,
+            state.stride(0),
+            read,
+            write,
+            rkv,
+            rkv.stride(0),
+            rkv.stride(1),
+            low,
+            low.stride(0),
+            low.stride(1),
+            v_first,
+            vectors,
+            out,
+            C=heads * HEAD_SIZE,
+            FIRST=first,
+            DITHER=self._bits,
+            PDL=PDL,
+            num_warps=4,
+            **LAUNCH,
+        )
+
+    def scan(
+        self,
+        state: torch.Tensor,
+        read: torch.Tensor,
+        write: torch.Tensor,
+        bounds: torch.Tensor,
+        rkv: torch.Tensor,
+        planes: torch.Tensor,
+        decay: torch.Tensor,
+        y: torch.Tensor,
+    ) -> None:
+        """Advances rows of any number of tokens, one token after another: row i owns tokens `bounds[i]:bounds[i + 1]`,
+        int32 `[rows + 1]`; one without tokens leaves its slots alone. y: `[T, C]`, the read-out."""
+        tokens, hidden = decay.shape
+        values = 16
+        _scan[(hidden // values, read.shape[0])](
+            state,
+            state.stride(0),
+            read,
+            write,
+            bounds,
+            rkv,
+            rkv.stride(1),
+            planes,
+            decay,
+            tokens,
+            y,
+            C=hidden,
+            VALUES=values,
+            DITHER=self._bits,
+            PDL=PDL,
+            num_warps=4,
+            **LAUNCH,
+        )
 
 
 def prepare(
@@ -341,43 +381,6 @@ def prepare(
         C=hidden,
         HEADS=block,
         FIRST=first,
-        PDL=PDL,
-        num_warps=4,
-        **LAUNCH,
-    )
-
-
-def scan(
-    state: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    bounds: torch.Tensor,
-    rkv: torch.Tensor,
-    planes: torch.Tensor,
-    decay: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    dither: bool = True,
-) -> None:
-    """Advances rows of any number of tokens, one token after another: row i owns tokens `bounds[i]:bounds[i + 1]`,
-    int32 `[rows + 1]`; one without tokens leaves its slots alone. y: `[T, C]`, the read-out."""
-    tokens, hidden = decay.shape
-    values = 16
-    _scan[(hidden // values, read.shape[0])](
-        state,
-        state.stride(0),
-        read,
-        write,
-        bounds,
-        rkv,
-        rkv.stride(1),
-        planes,
-        decay,
-        tokens,
-        y,
-        C=hidden,
-        VALUES=values,
-        DITHER=dither_bits(state.dtype) if dither else 0,
         PDL=PDL,
         num_warps=4,
         **LAUNCH,
