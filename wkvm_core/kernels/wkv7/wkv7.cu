@@ -66,7 +66,7 @@ template <typename S> __device__ __forceinline__ void store8(S* to, int lane, co
     }
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 __device__ __forceinline__ float over_warp(float x) {
 #pragma unroll
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(Stream<S>::warps * 32, 1)
                 one_k[i] *= 1.0f + (rate[i] - 1.0f) * own[K_A][i];
                 bonus += one_r[i] * one_k[i] * own[R_K][i];
             }
-            float scale = 1.0f / fmaxf(sqrtf(over_warp(kk[0] * kk[0] + kk[1] * kk[1])), 1e-12f);
+            float scale = rsqrtf(fmaxf(over_warp(kk[0] * kk[0] + kk[1] * kk[1]), 1e-24f));
             bonus = over_warp(bonus);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
