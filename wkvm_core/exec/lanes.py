@@ -19,8 +19,9 @@ from wkvm_proto.names import ErrorCode
 NEXT, POSITION, REMAINING, STATUS, STOPS, HALTS, KEY, MIN_TOKENS = range(8)
 NUM_NUMBERS = 8
 # Columns of `knobs`, float64.
-TEMPERATURE, TOP_P, TYPICAL_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(7)
+SHARPNESS, TOP_P, TYPICAL_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(7)
 NUM_KNOBS = 7
+# SHARPNESS is 1 / temperature, 0 where the lane is greedy.
 # Values of STATUS: above all the bits that the sampler's outcome code adds below them.
 ACTIVE, WAITING, DONE = 0, 128, 256
 # What a lane asks of the sampler beyond the plain greedy path; known on the host.
@@ -142,7 +143,7 @@ class Lanes:
         numbers[MIN_TOKENS] = sampling.min_tokens
         self.numbers[lane] = torch.tensor(numbers)
         knobs = [0.0] * NUM_KNOBS
-        knobs[TEMPERATURE] = sampling.temperature
+        knobs[SHARPNESS] = 1.0 / sampling.temperature if sampling.temperature >= COLDEST else 0.0
         knobs[TOP_P] = sampling.top_p
         knobs[TYPICAL_P] = sampling.typical_p
         knobs[MIN_P] = sampling.min_p

@@ -31,9 +31,9 @@ from wkvm_core.exec.lanes import (
     REMAINING,
     REPETITION,
     SAMPLED,
+    SHARPNESS,
     STATUS,
     STOPS,
-    TEMPERATURE,
     TOP_P,
     TYPICAL,
     TYPICAL_P,
@@ -187,7 +187,7 @@ class Sampler:
                 rows = None if which.all() else torch.from_numpy(which.nonzero()[0])
                 own = _of(knobs, rows)
                 below = _of(x, rows) - _of(values, rows)[:, None]
-                below /= own[:, TEMPERATURE, None].to(torch.float32)
+                below *= own[:, SHARPNESS, None].to(torch.float32)
                 drawn = draw(below, _of(lanes, rows), own, _of(uniforms, rows))
                 tokens = drawn if rows is None else tokens.index_copy(0, rows.to(tokens.device), drawn)
         return tokens
