@@ -31,9 +31,18 @@ def best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values, ids
 
 
+def share(x: torch.Tensor) -> torch.Tensor:
+    """exp(x), float32: the only rounding that differs between devices."""
+    return x.exp()
+
+
 def weights(x: torch.Tensor) -> torch.Tensor:
     """int64 weights of x <= 0; 2**40 for x = 0."""
-    return (x.exp() * _ONE).to(torch.int64)
+    return _weight(share(x))
+
+
+def _weight(shares: torch.Tensor) -> torch.Tensor:
+    return (shares * _ONE).to(torch.int64)
 
 
 def log_weight(total: torch.Tensor) -> torch.Tensor:
@@ -72,10 +81,10 @@ def draw_whole(x: torch.Tensor, min_p: torch.Tensor | None, uniforms: torch.Tens
     x: float32 `[rows, vocab]`, at most 0; min_p (None = all 0), uniforms: float64 `[rows]`. min_p counts as the float32
     next to it.
     """
-    share = x.exp()
-    weight = (share * _ONE).to(torch.int64)
+    shares = share(x)
+    weight = _weight(shares)
     if min_p is not None:
-        weight *= share >= min_p.to(torch.float32)[:, None]
+        weight *= shares >= min_p.to(torch.float32)[:, None]
     return pick(weight, uniforms)
 
 
@@ -111,8 +120,8 @@ def draw_ranked(
     vocab_size = x.shape[1]
     ids = ranked(x, count)
     x = x.gather(1, ids)
-    share = x.exp()
-    weight = (share * _ONE).to(torch.int64)
+    shares = share(x)
+    weight = _weight(shares)
     rank = torch.arange(count, device=x.device)
     by_k = cut.top_k > 0
     keep = (rank < cut.top_k) | ~by_k
@@ -124,9 +133,9 @@ def draw_ranked(
     keep = keep & ((before < limit) | (rank == 0))
     enough = torch.where(by_k, cut.top_k <= count, sums[:, -1:] >= limit) | (count >= vocab_size)
     if typical:
-        keep = keep & _typical(x, share, weight * keep, keep, cut.typical_p)
-    top = (share * keep).amax(1, keepdim=True).to(torch.float64)
-    keep = keep & (share >= (cut.min_p * top).to(torch.float32))
+        keep = keep & _typical(x, shares, weight * keep, keep, cut.typical_p)
+    top = (shares * keep).amax(1, keepdim=True).to(torch.float64)
+    keep = keep & (shares >= (cut.min_p * top).to(torch.float32))
     weight = weight * keep
     if count == vocab_size:
         return pick(torch.empty_like(weight).scatter_(1, ids, weight), uniforms), enough.squeeze(1)
@@ -136,15 +145,15 @@ def draw_ranked(
 
 
 def _typical(
-    x: torch.Tensor, share: torch.Tensor, weight: torch.Tensor, keep: torch.Tensor, typical_p: torch.Tensor
+    x: torch.Tensor, shares: torch.Tensor, weight: torch.Tensor, keep: torch.Tensor, typical_p: torch.Tensor
 ) -> torch.Tensor:
     """Mask of the ids that typical-p keeps, bool like x; rows with typical_p = 1 keep all.
 
     With information -log p = |x| + log Z and entropy = mean |x| + log Z, their distance is | |x| - mean |x| |.
     """
-    depth = torch.where(share > 0, -x, 0.0)
+    depth = torch.where(shares > 0, -x, 0.0)
     total = weight.sum(1, keepdim=True).to(torch.float64)
-    mean = ((share * depth * _ONE).to(torch.int64) * keep).sum(1, keepdim=True).to(torch.float64) / total
+    mean = (_weight(shares * depth) * keep).sum(1, keepdim=True).to(torch.float64) / total
     distance = torch.where(keep & (weight > 0), (depth.to(torch.float64) - mean).abs(), torch.inf)
     order = distance.sort(dim=1, stable=True).indices
     sorted_weight = weight.gather(1, order)
