@@ -61,9 +61,14 @@ def _weight(rank):
 
 
 @triton.jit
-def _ranks(source, ids, top, sharpness, cut, last, VOCAB: tl.constexpr):
-    """Ranks of ids of a row of logits; _NO_RANK for those that are not kept."""
-    rank = _rank(tl.load(source + ids, mask=ids < VOCAB, other=float("-inf")), top, sharpness)
+def _logits(source, ids, VOCAB: tl.constexpr):
+    return tl.load(source + ids, mask=ids < VOCAB, other=float("-inf"))
+
+
+@triton.jit
+def _ranks(x, ids, top, sharpness, cut, last):
+    """Ranks of ids with logits x; _NO_RANK for those that are not kept."""
+    rank = _rank(x, top, sharpness)
     return tl.where((rank < cut) | ((rank == cut) & (ids <= last)), rank, _NO_RANK)
 
 
@@ -131,7 +136,7 @@ def _narrow_row(
     s0 = tl.zeros([BLOCK // 4], tl.int32 if COUNTS else tl.int64)
     s1, s2, s3 = s0, s0, s0
     for start in tl.range(0, VOCAB, BLOCK):
-        rank = _ranks(source, start + tile, top, sharpness, cut, last, VOCAB)
+        rank = _ranks(_logits(source, start + tile, VOCAB), start + tile, top, sharpness, cut, last)
         s1, s2, s3, own = _add_up(rank, s1, s2, s3, t1, t2, t3, COUNTS)
         s0 += own
     upto = tl.sum(s0, 0).to(tl.int64)
@@ -182,8 +187,11 @@ def _copy_of_row(source, space, top, sharpness, cut, last, low, high, VOCAB: tl.
     """Ranks of a row in (low, high]: how many are in `space`."""
     tile = tile_of(BLOCK)
     found = tl.zeros((), tl.int32)
+    x = _logits(source, tile, VOCAB)
     for start in tl.range(0, VOCAB, BLOCK):
-        found = _append(_ranks(source, start + tile, top, sharpness, cut, last, VOCAB), space, found, low, high)
+        following = _logits(source, start + BLOCK + tile, VOCAB)  # on its way while all threads wait for each other
+        found = _append(_ranks(x, start + tile, top, sharpness, cut, last), space, found, low, high)
+        x = following
     tl.debug_barrier()
     return found
 
@@ -210,7 +218,7 @@ def _last_tie(source, top, sharpness, cut, last, tie, wanted, VOCAB: tl.constexp
     place = last
     for start in tl.range(0, VOCAB, BLOCK):
         ids = start + tile
-        ones = (_ranks(source, ids, top, sharpness, cut, last, VOCAB) == tie).to(tl.int32)
+        ones = (_ranks(_logits(source, ids, VOCAB), ids, top, sharpness, cut, last) == tie).to(tl.int32)
         of_four = tl.sum(ones, 1)
         found = tl.sum(of_four, 0)
         if (seen < wanted) & (seen + found >= wanted):
@@ -300,9 +308,9 @@ def _uniform(key, position):
 
 
 @triton.jit
-def _weights(source, ids, top, sharpness, cut, last, floor, VOCAB: tl.constexpr):
-    """Weights, int64, of ids of a row: 0 where a limit or the floor, float32 in shares of the best, drops them."""
-    share = _share(_ranks(source, ids, top, sharpness, cut, last, VOCAB))
+def _weights(x, ids, top, sharpness, cut, last, floor):
+    """Weights, int64, of ids with logits x: 0 where a limit or the floor, float32 in shares of the best, drops them."""
+    share = _share(_ranks(x, ids, top, sharpness, cut, last))
     return tl.where(share >= floor, (share * _ONE).to(tl.int64), 0)
 
 
@@ -325,15 +333,18 @@ def draw(
     tile = tile_of(BLOCK)
     blocks = tl.arange(0, NUM_BLOCKS)
     sums = tl.zeros([NUM_BLOCKS], tl.int64)
+    x = _logits(source, tile, VOCAB)
     for start in tl.range(0, VOCAB, BLOCK):
-        weight = _weights(source, start + tile, top, sharpness, cut, last, floor, VOCAB)
+        following = _logits(source, start + BLOCK + tile, VOCAB)
+        weight = _weights(x, start + tile, top, sharpness, cut, last, floor)
         sums = tl.where(blocks == start // BLOCK, tl.sum(tl.sum(weight, 1), 0), sums)
+        x = following
     total = tl.sum(sums, 0)
     target = tl.minimum((_uniform(key, position) * total.to(tl.float64)).to(tl.int64), total - 1)
     is_passed = tl.cumsum(sums, 0) <= target
     start = tl.sum(is_passed.to(tl.int32), 0) * BLOCK
     before = tl.sum(tl.where(is_passed, sums, 0), 0)
-    weight = _weights(source, start + tile, top, sharpness, cut, last, floor, VOCAB)
+    weight = _weights(_logits(source, start + tile, VOCAB), start + tile, top, sharpness, cut, last, floor)
     of_four = tl.sum(weight, 1)
     running = before + (tl.cumsum(of_four, 0) - of_four)[:, None] + tl.cumsum(weight, 1)
     return start + tl.sum(tl.sum((running <= target).to(tl.int32), 1), 0)
