@@ -23,7 +23,7 @@ from wkvm_core.daemon.notify import Notifier
 def main(argv: list[str] | None = None) -> None:
     """Runs the real loop, scheduler, runner and mail in this process; requests come from another process."""
     parser = argparse.ArgumentParser(prog="wkvm bench engine", description=__doc__)
-    parser.add_argument("--model", default="demo", help="demo, counting, a folder or a file (default: demo)")
+    parser.add_argument("--model", default="demo", help="demo, counting, random:1.5b, a folder or a file")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--threads", type=int, default=None)

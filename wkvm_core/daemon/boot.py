@@ -31,7 +31,7 @@ from wkvm_core.exec.bank import StateBank
 from wkvm_core.exec.lanes import Lanes
 from wkvm_core.exec.runner import EagerStepper, Runner
 from wkvm_core.exec.sampler import Sampler
-from wkvm_core.models.open import COUNTING, DEMO_MODEL, open_model
+from wkvm_core.models.open import DEMO_MODEL, has_files, open_model
 from wkvm_core.models.protocol import Batch, Model
 from wkvm_core.sched.scheduler import Scheduler
 from wkvm_core.state.arena import Arena, Blocks
@@ -169,8 +169,8 @@ def describe(card: ModelCard, capacity: Capacity, where: Places) -> list[str]:
 def _model_path(given: str) -> str | Path:
     if given == "demo":
         return DEMO_MODEL
-    if given == COUNTING:
-        return COUNTING
+    if not has_files(given):
+        return given
     path = Path(given).expanduser()
     if not path.exists():
         raise Refused(ErrorCode.BAD_CONFIG, f"there is no model at {given!r}", param="model")
@@ -179,7 +179,7 @@ def _model_path(given: str) -> str | Path:
 
 def _card(config: CoreConfig, model: Model, capacity: Capacity) -> ModelCard:
     path = _model_path(config.model)
-    directory = "" if path == COUNTING else str(path if Path(path).is_dir() else Path(path).parent)
+    directory = "" if isinstance(path, str) else str(path if path.is_dir() else path.parent)
     return ModelCard(
         name=config.model_name or model.name,
         directory=directory,

@@ -26,9 +26,9 @@ _MANY_THREADS_PARAMETERS = 50_000_000
 class CoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As given: TOML, `WKVM_` variables, flags. `None` is decided by `resolve`."""
 
-    model: Annotated[str, setting("`demo`, `counting`, a folder, or a .pth or .safetensors file", group="model")] = (
-        "demo"
-    )
+    model: Annotated[
+        str, setting("`demo`, `counting`, `random:1.5b`, a folder, a .pth or .safetensors file", group="model")
+    ] = "demo"
     model_name: Annotated[str, setting("name under which the model is served", group="model")] = ""
     dtype: Annotated[
         Literal["float32", "bfloat16"], setting("compute dtype of the weights", group="model", metavar="DTYPE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -12,8 +13,9 @@ from wkvm_core.errors import Refused
 from wkvm_core.models.checkpoint.fingerprint import cached_fingerprint
 from wkvm_core.models.checkpoint.folder import Checkpoint, read_checkpoint
 from wkvm_core.models.protocol import Model
+from wkvm_core.models.rwkv7 import drawn
 from wkvm_core.models.rwkv7.model import InvariantRwkv7, Rwkv7
-from wkvm_core.models.rwkv7.names import canonical_tensors, is_hf
+from wkvm_core.models.rwkv7.names import Sizes, canonical_tensors, is_hf
 from wkvm_proto.names import ErrorCode
 
 DEMO_MODEL: Final = Path(__file__).parent.parent / "assets" / "wkvm-demo"
@@ -22,6 +24,23 @@ COUNTING: Final = "counting"
 
 Progress = Callable[[str], None]
 """Told what is being done, in a few words, before each part of the loading."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a model is made of."""
+
+    name: str
+    tensors: Mapping[str, torch.Tensor]
+    """Canonical."""
+    sizes: Sizes
+    fingerprint: str
+    eos_ids: tuple[int, ...]
+
+
+def has_files(model: str) -> bool:
+    """Whether the model lies in files, rather than being one of the words that `open_model` knows."""
+    return model != COUNTING and not model.startswith(drawn.PREFIX)
 
 
 def open_model(
@@ -33,7 +52,8 @@ def open_model(
     progress: Progress | None = None,
 ) -> Model:
     """The model at the path: a folder (BlinkDL's names or transformers' layout), a `.pth` or `.safetensors` file, or
-    the word `counting`. Raises Refused: BAD_WEIGHTS for the files, BAD_CONFIG for what this build cannot do."""
+    a word: `counting`, or `random:SIZE` for RWKV-7 of that shape with random weights. Raises Refused: BAD_WEIGHTS for
+    the files, BAD_CONFIG for what this build cannot do."""
     if str(path) == COUNTING:
         from wkvm_core.models.counting import CountingModel
 
@@ -44,23 +64,37 @@ def open_model(
     if compute_dtype not in ("float32", "bfloat16"):
         raise Refused(ErrorCode.BAD_CONFIG, f"compute dtype {compute_dtype!r} is neither float32 nor bfloat16")
     report = progress or (lambda _: None)
+    source = _read(Path(path), report) if has_files(str(path)) else _draw(str(path), target, compute_dtype, report)
+    report("packing weights")
+    kind = InvariantRwkv7 if deterministic else Rwkv7
+    return kind(
+        source.name,
+        source.tensors,
+        source.sizes,
+        fingerprint=source.fingerprint,
+        eos_ids=source.eos_ids,
+        compute_dtype=compute_dtype,
+        device=target,
+    )
+
+
+def _read(path: Path, report: Progress) -> _Source:
     report("reading weights")
-    checkpoint = read_checkpoint(Path(path))
+    checkpoint = read_checkpoint(path)
     _check_family(checkpoint)
     tensors, sizes = canonical_tensors(checkpoint.tensors, checkpoint.config)
     report("hashing weights")
     fingerprint = cached_fingerprint(tensors, checkpoint.files)
-    report("packing weights")
-    kind = InvariantRwkv7 if deterministic else Rwkv7
-    return kind(
-        checkpoint.name,
-        tensors,
-        sizes,
-        fingerprint=fingerprint,
-        eos_ids=eos_ids(checkpoint.generation, sizes.vocab),
-        compute_dtype=compute_dtype,
-        device=target,
-    )
+    return _Source(checkpoint.name, tensors, sizes, fingerprint, eos_ids(checkpoint.generation, sizes.vocab))
+
+
+def _draw(word: str, device: torch.device, compute_dtype: str, report: Progress) -> _Source:
+    """Weights in the compute dtype, drawn where they will be used: a large model takes seconds, not minutes."""
+    shape = drawn.shape_of(word)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[compute_dtype]
+    report("drawing weights")
+    tensors, sizes = canonical_tensors(drawn.random_tensors(shape, device, dtype), {})
+    return _Source(word, tensors, sizes, drawn.random_fingerprint(shape, device, dtype), eos_ids({}, sizes.vocab))
 
 
 def eos_ids(generation: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:

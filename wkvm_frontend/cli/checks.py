@@ -86,7 +86,7 @@ def device(command: tuple[str, ...] = (sys.executable, "-c", _ASK_TORCH)) -> Fin
 
 def model_folder(model: str) -> Path | None:
     """Where a model's files are; None for one without files."""
-    if model == "counting":
+    if model == "counting" or model.startswith("random:"):
         return None
     if model == "demo":
         core = importlib.util.find_spec("wkvm_core")
@@ -100,7 +100,7 @@ def model_files(model: str) -> Finding:
     """Weights are there and can be read, and a tokenizer lies beside them."""
     place = model_folder(model)
     if place is None:
-        return Finding(Level.GOOD, "model", "counting, without files")
+        return Finding(Level.GOOD, "model", f"{model}, without files")
     weights = weights_of(place)
     if not weights:
         what = "is not there" if not place.exists() else "holds no .safetensors or .pth file"

@@ -32,7 +32,7 @@ BACKLOG = 2048
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of `wkvm serve` itself."""
 
-    model: Annotated[str, setting("`demo`, `counting`, a folder, or a .pth or .safetensors file")] = "demo"
+    model: Annotated[str, setting("`demo`, `counting`, `random:1.5b`, a folder, a .pth or .safetensors file")] = "demo"
     host: Annotated[str, setting("Address to listen on")] = "127.0.0.1"
     port: Annotated[Annotated[int, Meta(ge=0, le=65535)], setting("Port to listen on; 0 takes a free one")] = 8000
     frontends: Annotated[Annotated[int, Meta(ge=1, le=256)], setting("wkvm-api processes")] = 1

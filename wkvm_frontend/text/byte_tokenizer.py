@@ -9,14 +9,15 @@ from wkvm_frontend.text.tokenizer import BadTokenizer
 
 
 class ByteTokenizer:
-    """Id = byte value. A vocabulary above 256 has holes there."""
+    """Id = byte value. Ids above 255 are spelled as a space and their number in hexadecimal, about as long as a word's
+    token; text never becomes one of them."""
 
     lead: tuple[int, ...] = ()
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 256:
             raise BadTokenizer(f"a byte-level vocabulary has at least 256 ids, this one {vocab_size}")
-        self.table: Sequence[bytes] = [bytes([value]) for value in range(256)] + [b""] * (vocab_size - 256)
+        self.table: Sequence[bytes] = [bytes([token]) if token < 256 else b" %x" % token for token in range(vocab_size)]
         self.specials: Mapping[int, str] = {}
 
     def encode(self, text: str, *, specials: bool, first: bool = False) -> array[int]:

@@ -107,3 +107,21 @@ def test_a_served_model_answers_is_measured_survives_its_core_and_ends_in_order(
 
     assert real.end(signal.SIGTERM) == 0
     assert all(map(gone, again))
+
+
+def test_a_model_of_random_weights_is_served_and_measured(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    with tempfile.TemporaryDirectory(prefix="wkvm-test-") as folder:
+        real = RealServe(Path(folder), model="random:tiny", frontends=1)
+        try:
+            flags = ("--url", real.url, "--endpoint", "completions", "--requests", "6", "--concurrency", "3")
+            flags += ("--input-tokens", "16", "--output-tokens", "12", "--ignore-eos", "--json", str(file))
+            bench = [sys.executable, "-m", "wkvm_frontend.cli.main", "bench", "serve", *flags]
+            subprocess.run(bench, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=30)
+        finally:
+            real.close()
+    document = json.loads(file.read_text())
+    assert document["settings"]["model"] == "random:tiny"
+    found = document["figures"]
+    assert (found["completed"], found["output_tokens"]) == (6, 6 * 12)
+    assert found["itl_ms"]["count"] > 0

@@ -173,9 +173,16 @@ def test_a_table_is_as_long_as_the_models_vocabulary(world: WorldTokenizer, demo
     assert len(world.table) == 65_536
     assert len(demo.table) == 4096
     assert len(HfTokenizer(demo_folder() / "tokenizer.json", 5000).table) == 5000
-    assert len(ByteTokenizer(300).table) == 300
+    assert len(set(ByteTokenizer(300).table)) == 300
     with pytest.raises(BadTokenizer):
         ByteTokenizer(255)
+
+
+def test_every_id_of_a_byte_level_vocabulary_has_a_text_and_text_stays_bytes() -> None:
+    tokenizer = ByteTokenizer(65_536)
+    assert all(tokenizer.table)
+    assert (tokenizer.table[65], tokenizer.table[300], tokenizer.table[65_535]) == (b"A", b" 12c", b" ffff")
+    assert list(tokenizer.encode(" 12c", specials=False)) == list(b" 12c")
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(demo: HfTokenizer) -> None:

@@ -250,13 +250,13 @@ def tile_tokens(sizes: Sizes) -> int:
     return max(1, min(16, 32768 // (6 * sizes.hidden)))
 
 
-def state_layout(sizes: Sizes) -> StateLayout:
+def state_layout(sizes: Sizes, dtype: str = "float32") -> StateLayout:
     """wkv [value, key] per head, and the last token's normed inputs of the time mix and the channel mix."""
     return StateLayout(
         (
-            StateFamily("wkv", (sizes.heads, HEAD_SIZE, HEAD_SIZE), "float32", sizes.layers, sharded_axis=0),
-            StateFamily("shift_att", (sizes.hidden,), "float32", sizes.layers),
-            StateFamily("shift_ffn", (sizes.hidden,), "float32", sizes.layers),
+            StateFamily("wkv", (sizes.heads, HEAD_SIZE, HEAD_SIZE), dtype, sizes.layers, sharded_axis=0),
+            StateFamily("shift_att", (sizes.hidden,), dtype, sizes.layers),
+            StateFamily("shift_ffn", (sizes.hidden,), dtype, sizes.layers),
         )
     )
 

@@ -1,0 +1,125 @@
+"""CUDA C++ sources compiled when first used (NVRTC, which comes with torch), and launched on torch's current stream.
+
+Cubins are kept in the user's cache folder under the hash of source, options and compiler, so a second start compiles
+nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from cuda.bindings import driver, nvrtc
+
+from wkvm_core.errors import DeviceLost
+from wkvm_core.kernels.launch import PDL
+
+
+class CompileError(RuntimeError):
+    """The compiler's log."""
+
+
+class Kernel:
+    """One kernel of a loaded module."""
+
+    def __init__(self, function: Any, types: Sequence[Any], shared_bytes: int) -> None:
+        self._function = function
+        self._types = tuple(types)
+        self._config = driver.CUlaunchConfig()
+        self._config.sharedMemBytes = shared_bytes
+        if shared_bytes:
+            attribute_name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _check(driver.cuFuncSetAttribute(function, attribute_name, shared_bytes)[0], "shared memory")
+        if PDL:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            self._config.attrs = [attribute]
+            self._config.numAttrs = 1
+
+    def __call__(self, grid: tuple[int, int], threads: int, *arguments: Any) -> None:
+        """Launches it; tensors are given as pointers, other arguments as numbers of the declared C types."""
+        config = self._config
+        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        values = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments)
+        _check(driver.cuLaunchKernelEx(config, self._function, (values, self._types), 0)[0], "a launch")
+
+
+class Module:
+    """Instances of templates of one source on the current device."""
+
+    def __init__(self, source: Path, instances: Sequence[str], device: torch.device) -> None:
+        """instances: name expressions such as `step<float, half_t>`. Raises CompileError."""
+        with torch.cuda.device(device):
+            torch.zeros(1, device=device)  # makes the context current
+            major, minor = torch.cuda.get_device_capability(device)
+            cubin, names = compiled(source.read_text(), tuple(instances), f"sm_{major}{minor}")
+            status, self._module = driver.cuModuleLoadData(cubin)
+            _check(status, f"loading {source.name}")
+        self._names = dict(zip(instances, names, strict=True))
+
+    def kernel(self, instance: str, types: Sequence[Any], *, shared_bytes: int = 0) -> Kernel:
+        """The instance, its parameters being of these ctypes, with so much dynamic shared memory a block."""
+        status, function = driver.cuModuleGetFunction(self._module, self._names[instance])
+        _check(status, instance)
+        return Kernel(function, types, shared_bytes)
+
+
+def _check(status: Any, what: str) -> None:
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceLost(f"{what}: {status.name}")
+
+
+POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+
+
+def compiled(source: str, instances: tuple[str, ...], arch: str) -> tuple[bytes, list[bytes]]:
+    """The cubin and the instances' mangled names. Needs no GPU. Raises CompileError."""
+    options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
+    version = nvrtc.nvrtcVersion()[1:]
+    key = blake3(repr((source, instances, options, version)).encode()).hexdigest()
+    kept = _cache() / f"{key}.cubin"
+    try:
+        head, _, cubin = kept.read_bytes().partition(b"\0\0")
+        if cubin:
+            return cubin, head.split(b"\0")
+    except OSError:
+        pass
+    cubin, names = _compile(source, instances, options)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        whole = kept.with_suffix(f".{os.getpid()}")
+        whole.write_bytes(b"\0".join(names) + b"\0\0" + cubin)
+        whole.replace(kept)
+    except OSError:
+        pass  # a cache is a convenience
+    return cubin, names
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wkvm" / "cubin"
+
+
+def _compile(source: str, instances: tuple[str, ...], options: list[bytes]) -> tuple[bytes, list[bytes]]:
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"wkvm.cu", 0, [], [])
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
+    for instance in instances:
+        nvrtc.nvrtcAddNameExpression(program, instance.encode())
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise CompileError(log.decode(errors="replace"))
+    names = [bytes(nvrtc.nvrtcGetLoweredName(program, instance.encode())[1]) for instance in instances]
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    cubin = b" " * size
+    nvrtc.nvrtcGetCUBIN(program, cubin)
+    nvrtc.nvrtcDestroyProgram(program)
+    return cubin, names

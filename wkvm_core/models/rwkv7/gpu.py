@@ -1,0 +1,397 @@
+"""RWKV-7's forward pass over slots, on the GPU.
+
+Seven launches a block for rows of one token: residual, norm and mixes; the seven products of the time mix's inputs; the
+four low-rank products behind them; the state with all that is done a head; the output product; residual, norm and mix;
+the two products of the channel mix. Nothing is allocated and nothing waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict, Unpack
+
+import torch
+from torch.nn import functional
+
+from wkvm_core.kernels.mix import gpu as mix
+from wkvm_core.kernels.project import gpu as project
+from wkvm_core.kernels.project.gpu import Tile
+from wkvm_core.kernels.project.groups import GRANULE, Act, Group
+from wkvm_core.kernels.wkv7 import gpu as wkv7
+from wkvm_core.models.protocol import Batch
+from wkvm_core.models.rwkv7.model import state_layout
+from wkvm_core.models.rwkv7.names import Sizes
+from wkvm_core.state.layout import Fingerprint
+
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_MIX_ORDER: Final = ("x_r", "x_k", "x_v", "x_w", "x_a", "x_g")
+_LOW_ORDER: Final = ("v", "w", "a", "g")
+_LOW_PLANES: Final = (2, 3, 4, 5)
+_LOW_ACTS: Final = (Act.NONE, Act.TANH, Act.NONE, Act.SIGMOID)
+_VECTORS: Final = ("v0", "w0", "a0", "k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
+_FUSED: Final = 128
+"""Tokens of a launch up to which our own products are faster than cuBLAS's, which add an activation's pass."""
+
+
+class Options(TypedDict):
+    """What a model is told besides its tensors."""
+
+    fingerprint: str
+    """The *model* part."""
+    eos_ids: tuple[int, ...]
+    compute_dtype: str
+    """float32, bfloat16 or float16"""
+    state_dtype: str
+    """The same; what is kept between tokens."""
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Scale and shift, float32 `[C]`."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block; matrices `[out, in]` in the compute dtype, vectors float32."""
+
+    ln1: Norm
+    ln2: Norm
+    mixes: torch.Tensor
+    """[6, C]: r, k, v, w, a, g."""
+    into: torch.Tensor
+    """[3 C + R, C]: receptance, key, value, then the first low-rank matrices of v, w, a, g, each padded to GRANULE."""
+    up: torch.Tensor
+    """[C, R]: the second ones side by side."""
+    vectors: torch.Tensor
+    """[8, C]"""
+    output: torch.Tensor
+    ffn_mix: torch.Tensor
+    """[1, C]"""
+    ffn_key: torch.Tensor
+    ffn_value: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How the products of one launch are cut."""
+
+    into: Tile
+    up: Tile
+    output: Tile
+    ffn_key: Tile
+    ffn_value: Tile
+    head: Tile
+
+
+class GpuRwkv7:
+    """A `Model`. Sums, norms, the residual stream and the recurrence are float32, products of the compute dtype."""
+
+    family = "rwkv7"
+    deterministic = False
+
+    def __init__(
+        self, name: str, tensors: Mapping[str, torch.Tensor], sizes: Sizes, **options: Unpack[Options]
+    ) -> None:
+        """tensors: canonical."""
+        self.name = name
+        self.vocab_size = sizes.vocab
+        self.eos_ids = options["eos_ids"]
+        self.layout = state_layout(sizes, options["state_dtype"])
+        self.fingerprint = Fingerprint(options["fingerprint"], self.layout.fingerprint, options["compute_dtype"])
+        self.compute_dtype = options["compute_dtype"]
+        self.num_parameters = sum(tensor.numel() for tensor in tensors.values())
+        self._sizes = sizes
+        self._device = options["device"]
+        self._dtype = _DTYPES[self.compute_dtype]
+        with torch.inference_mode():
+            self._pack(tensors)
+        self._wkv7 = _operations(_DTYPES[options["state_dtype"]], self._dtype, self._device)
+        self._views: tuple[object, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
+
+    # ---------------------------------------------------------------------------------------------- weights
+
+    def _pack(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        sizes, device, dtype = self._sizes, self._device, self._dtype
+        ranks = tuple(
+            _rounded_up(max(t.shape[1] for n, t in tensors.items() if n.endswith(f".att.{low}1"))) for low in _LOW_ORDER
+        )
+        self._low_ends = (ranks[0], ranks[0] + ranks[1], ranks[0] + ranks[1] + ranks[2])
+        self._low_rows = sum(ranks)
+        hidden = sizes.hidden
+        low_groups = tuple(
+            Group(rank, plane, act) for rank, plane, act in zip(ranks, _LOW_PLANES, _LOW_ACTS, strict=True)
+        )
+        self._into_table = project.table((Group(hidden, 0), Group(hidden, 1), Group(hidden, 2), *low_groups), device)
+        self._low_table = project.table(low_groups, device)
+        self._plain_table = project.table((Group(hidden),), device)
+
+        def vector(name: str) -> torch.Tensor:
+            return tensors[name].to(device=device, dtype=torch.float32)
+
+        def norm(name: str) -> Norm:
+            return Norm(vector(f"{name}.weight"), vector(f"{name}.bias"))
+
+        def matrix(name: str) -> torch.Tensor:
+            return tensors[name].to(device=device, dtype=dtype).contiguous()
+
+        def low(att: str, name: str, rank: int, *, down: bool) -> torch.Tensor:
+            """`[rank, C]` of the first matrix, stored `[C, R]`; `[C, rank]` of the second; zeros if there is none."""
+            stored = tensors.get(f"{att}{name}{1 if down else 2}")
+            if stored is None:
+                return torch.zeros((rank, hidden) if down else (hidden, rank), device=device, dtype=dtype)
+            turned = stored.to(device=device, dtype=dtype).t()
+            missing = rank - min(stored.shape[1 if down else 0], rank)
+            return functional.pad(turned, (0, 0, 0, missing) if down else (0, missing))
+
+        def layer(number: int) -> Layer:
+            block = f"blocks.{number}."
+            att = f"{block}att."
+            vectors = [
+                vector(att + n).flatten() if att + n in tensors else torch.zeros(hidden, device=device)
+                for n in _VECTORS
+            ]
+            downs = [low(att, n, rank, down=True) for n, rank in zip(_LOW_ORDER, ranks, strict=True)]
+            ups = [low(att, n, rank, down=False) for n, rank in zip(_LOW_ORDER, ranks, strict=True)]
+            square = [matrix(f"{att}{n}.weight") for n in ("receptance", "key", "value")]
+            return Layer(
+                ln1=norm(f"{block}ln1"),
+                ln2=norm(f"{block}ln2"),
+                mixes=torch.stack([vector(att + n) for n in _MIX_ORDER]),
+                into=torch.cat([*square, *downs]),
+                up=torch.cat(ups, 1).contiguous(),
+                vectors=torch.stack(vectors),
+                output=matrix(f"{att}output.weight"),
+                ffn_mix=vector(f"{block}ffn.x_k")[None],
+                ffn_key=matrix(f"{block}ffn.key.weight"),
+                ffn_value=matrix(f"{block}ffn.value.weight"),
+            )
+
+        self._embedding = tensors["emb.weight"].to(device).contiguous()
+        self._ln0 = norm("blocks.0.ln0")
+        self._layers = tuple(layer(number) for number in range(sizes.layers))
+        self._ln_out = norm("ln_out")
+        self._ffn = self._layers[0].ffn_key.shape[0]
+        self._key_table = project.table((Group(self._ffn, 0, Act.RELU2),), device)
+        padded = _rounded_up(sizes.vocab)
+        self._head = functional.pad(matrix("head.weight"), (0, 0, 0, padded - sizes.vocab))
+        self._head_table = project.table((Group(padded),), device)
+
+    # ---------------------------------------------------------------------------------------------- memory
+
+    def reserve(self, max_tokens: int, max_rows: int) -> None:
+        """See `Model.reserve`."""
+        hidden, dtype, device = self._sizes.hidden, self._dtype, self._device
+
+        def numbers(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        with torch.inference_mode(mode=False):
+            self._x = (
+                numbers(max_tokens * hidden, dtype=torch.float32),
+                numbers(max_tokens * hidden, dtype=torch.float32),
+            )
+            self._mixed = numbers(6 * max_tokens * hidden)
+            self._projected = numbers(max_tokens * (3 * hidden + self._low_rows))
+            self._low = numbers(4 * max_tokens * hidden)
+            self._v_first = numbers(max_tokens * hidden)
+            self._attended = numbers(max_tokens * hidden)
+            self._product = numbers(max_tokens * hidden)
+            split = max(self._tiles(1).output.split, self._tiles(1).ffn_value.split)
+            partial = max_tokens if self.deterministic else min(max_tokens, _FUSED)
+            self._partial = numbers(split * partial * hidden, dtype=torch.float32)
+            self._hidden = numbers(max_tokens * self._ffn)
+            plane_dtype = torch.float32 if self.deterministic else dtype
+            self._planes = numbers(4 * max_tokens * hidden, dtype=plane_dtype)
+            self._decay = numbers(max_tokens * hidden, dtype=torch.float32)
+            self._read_out = numbers(max_tokens * hidden, dtype=plane_dtype)
+            self._last = (
+                numbers(max_rows, hidden, dtype=torch.float32),
+                numbers(max_rows, hidden, dtype=torch.float32),
+            )
+            self._final = numbers(max_rows, hidden)
+            self._logits = numbers(max_rows, self._head.shape[0], dtype=torch.float32)
+
+    def _tiles(self, tokens: int) -> Tiles:
+        """Cuts of the products of a launch; measured on an H200."""
+        split_c = _split(self._sizes.hidden, self._sizes.hidden)
+        split_f = _split(self._sizes.hidden, self._ffn)
+        if tokens <= 16 and not self.deterministic:
+            return Tiles(
+                into=Tile(16, 64, 256, 1, 4, 4),
+                up=Tile(16, 32, 64, 1, 4, 4),
+                output=Tile(16, 64, 128, split_c, 4, 5),
+                ffn_key=Tile(16, 64, 256, 1, 4, 4),
+                ffn_value=Tile(16, 64, 128, split_f, 4, 5),
+                head=Tile(16, 64, 128, 1, 4, 5),
+            )
+        if tokens <= 64 or self.deterministic:
+            return Tiles(
+                into=Tile(64, 64, 128, 1, 4, 5),
+                up=Tile(64, 64, 64, 1, 4, 4),
+                output=Tile(64, 64, 128, split_c, 4, 5),
+                ffn_key=Tile(64, 64, 128, 1, 4, 5),
+                ffn_value=Tile(64, 64, 128, split_f, 4, 5),
+                head=Tile(64, 64, 64, 1, 4, 5),
+            )
+        wide = Tile(128, 256, 64, 1, 8, 3) if tokens >= 512 else Tile(128, 128, 64, 1, 8, 4)
+        return Tiles(
+            into=Tile(64, 64, 64, 1, 4, 5)
+            if tokens <= _FUSED
+            else Tile(64, 32, 128, 1, 4, 5)
+            if tokens <= 512
+            else Tile(128, 64, 128, 1, 8, 3),
+            up=Tile(64, 128, 64, 1, 4, 4),
+            output=Tile(64, 64, 128, max(split_c // 2, 1), 4, 5),
+            ffn_key=Tile(128, 64, 64, 1, 4, 5) if tokens <= _FUSED else wide,
+            ffn_value=Tile(128, 64, 64, split_f, 4, 5),
+            head=Tile(64, 64, 64, 1, 4, 5),
+        )
+
+    # ---------------------------------------------------------------------------------------------- running
+
+    def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See `Model.forward`. The logits are overwritten by the next forward pass."""
+        with torch.inference_mode():
+            return self._forward(batch, families)
+
+    def _forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        tokens, hidden = batch.tokens.shape[0], self._sizes.hidden
+        tiles = self._tiles(tokens)
+        single = batch.single
+        bounds, row_of = (None, None) if single else (batch.bounds, batch.row_of)
+        assert single or (bounds is not None and row_of is not None), "a ragged batch without bounds"
+        read, write = batch.read, batch.write
+        x, x_next = (buffer[: tokens * hidden].view(tokens, hidden) for buffer in self._x)
+        mixed = self._mixed[: 6 * tokens * hidden].view(6, tokens, hidden)
+        low = self._low[: 4 * tokens * hidden].view(4, tokens, hidden)
+        v_first, attended = (
+            buffer[: tokens * hidden].view(tokens, hidden) for buffer in (self._v_first, self._attended)
+        )
+        hidden_units = self._hidden[: tokens * self._ffn].view(1, tokens, self._ffn)
+        last_att, last_ffn = self._last
+        if single:
+            last_att = last_ffn = x  # not written
+        mix.embed(batch.tokens, self._embedding, self._ln0.weight, self._ln0.bias, x)
+        parts: torch.Tensor | None = None
+        for number, (layer, (wkv, shift_att, shift_ffn)) in enumerate(
+            zip(self._layers, self._by_layer(families), strict=True)
+        ):
+            mix.shift_mix(
+                x, parts, layer.ln1.weight, layer.ln1.bias, layer.mixes, shift_att, read, write, x_next, mixed,
+                bounds=bounds, row_of=row_of, last=last_att,
+            )  # fmt: skip
+            x, x_next = x_next, x
+            rkv, inner = self._project_in(layer, mixed, tiles.into)
+            project.up(inner, layer.up, self._low_ends, low, tiles.up)
+            if single and not self.deterministic:
+                self._wkv7.step(wkv, read, write, rkv, low, v_first, layer.vectors, attended, first=number == 0)
+            else:
+                self._scan(layer, wkv, batch, rkv, low, v_first, attended, first=number == 0)
+            parts = self._product_of(attended[None], layer.output, tiles.output)
+            mix.shift_mix(
+                x, parts, layer.ln2.weight, layer.ln2.bias, layer.ffn_mix, shift_ffn, read, write, x_next, mixed[:1],
+                bounds=bounds, row_of=row_of, last=last_ffn,
+            )  # fmt: skip
+            x, x_next = x_next, x
+            if not single:
+                assert bounds is not None
+                mix.commit((last_att, last_ffn), (shift_att, shift_ffn), write, bounds)
+            project.grouped(mixed[:1], layer.ffn_key, self._key_table, hidden_units, tiles.ffn_key)
+            parts = self._product_of(hidden_units, layer.ffn_value, tiles.ffn_value)
+        assert parts is not None
+        return self._logits_of(x, parts, batch.wanted)
+
+    def _by_layer(self, families: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The families' views of each layer, made once for a bank."""
+        if self._views is None or self._views[0] is not families:
+            names = ("wkv", "shift_att", "shift_ffn")
+            self._views = (families, list(zip(*(families[name].unbind(1) for name in names), strict=True)))
+        return self._views[1]
+
+    def _project_in(self, layer: Layer, mixed: torch.Tensor, tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:
+        """r, k, v `[3, T, C]` and the activated inner low-rank vectors `[T, R]`."""
+        tokens, hidden = mixed.shape[1:]
+        width = 3 * hidden + self._low_rows
+        if tokens <= _FUSED or self.deterministic:
+            whole = self._projected[: tokens * width].view(1, tokens, width)
+            project.grouped(mixed, layer.into, self._into_table, whole, tile)
+            return whole[0, :, : 3 * hidden].view(tokens, 3, hidden).transpose(0, 1), whole[0, :, 3 * hidden :]
+        rkv = self._projected[: 3 * tokens * hidden].view(3, tokens, hidden)
+        inner = self._projected[3 * tokens * hidden : tokens * width].view(1, tokens, self._low_rows)
+        weights = layer.into[: 3 * hidden].view(3, hidden, hidden)
+        torch.bmm(mixed[:3], weights.transpose(1, 2), out=rkv)
+        project.grouped(mixed, layer.into[3 * hidden :], self._low_table, inner, tile)
+        return rkv, inner[0]
+
+    def _product_of(self, x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
+        """What `x [1, T, K]` adds to the residual stream, in parts `[S, T, C]`."""
+        tokens, hidden = x.shape[1], weight.shape[0]
+        if tokens <= _FUSED or self.deterministic:
+            size = tile.split * tokens * hidden
+            parts = self._partial[:size].view(tile.split, tokens, hidden)
+            project.grouped(x, weight, self._plain_table, parts, tile, ahead=tokens <= 16)
+            return parts
+        product = self._product[: tokens * hidden].view(1, tokens, hidden)
+        torch.mm(x[0], weight.t(), out=product[0])
+        return product
+
+    def _scan(
+        self,
+        layer: Layer,
+        wkv: torch.Tensor,
+        batch: Batch,
+        rkv: torch.Tensor,
+        low: torch.Tensor,
+        v_first: torch.Tensor,
+        attended: torch.Tensor,
+        *,
+        first: bool,
+    ) -> None:
+        tokens, hidden = attended.shape
+        planes = self._planes[: 4 * tokens * hidden].view(4, tokens, hidden)
+        decay, read_out = (buffer[: tokens * hidden].view(tokens, hidden) for buffer in (self._decay, self._read_out))
+        wkv7.prepare(rkv, low, v_first, layer.vectors, planes, decay, first=first)
+        bounds = batch.bounds
+        assert bounds is not None
+        self._wkv7.scan(wkv, batch.read, batch.write, bounds, rkv, planes, decay, read_out)
+        wkv7.finish(read_out, rkv, planes, low, layer.vectors, attended)
+
+    def _logits_of(self, x: torch.Tensor, parts: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        count = wanted.shape[0]
+        logits = self._logits[:count]
+        if not count:
+            return logits[:, : self.vocab_size]
+        final = self._final[:count]
+        mix.final(x, parts, self._ln_out.weight, self._ln_out.bias, wanted, final)
+        if count <= _FUSED or self.deterministic or self._dtype == torch.float32:
+            project.grouped(final[None], self._head, self._head_table, logits[None], self._tiles(count).head)
+        else:
+            torch.mm(final, self._head.t(), out_dtype=torch.float32, out=logits)
+        return logits[:, : self.vocab_size]
+
+
+def _operations(state_dtype: torch.dtype, dtype: torch.dtype, device: torch.device) -> wkv7.Wkv7 | Any:
+    """The fastest there are: CUDA C++ where its compiler is installed, else Triton."""
+    if device.type != "cuda":
+        return wkv7.Wkv7(state_dtype)
+    try:
+        from wkvm_core.kernels.wkv7.cuda import Wkv7
+    except ImportError:
+        return wkv7.Wkv7(state_dtype)
+    return Wkv7(state_dtype, dtype, device)
+
+
+def _rounded_up(count: int) -> int:
+    return -(-count // GRANULE) * GRANULE
+
+
+def _split(columns: int, inner: int) -> int:
+    """Parts of the inner axis, so that about as many programs run as an H100 or H200 has multiprocessors (132)."""
+    split = 1
+    while columns // 64 * split * 2 <= 132 and inner % (split * 2 * 128) == 0:
+        split *= 2
+    return split
