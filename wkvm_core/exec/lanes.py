@@ -232,7 +232,7 @@ class Lanes:
             return np.zeros(0, np.int64), np.zeros(0, np.int32)
         row = np.bincount(output, minlength=self.vocab_size).astype(np.int32)
         row[prompt] |= IN_PROMPT
-        ids = row.nonzero()[0]
+        ids = np.flatnonzero(row != 0)  # several times as fast on bools
         return ids, row[ids]
 
     def _set_halt_marks(self, row: int, marks: npt.NDArray[np.uint8]) -> None:
