@@ -37,8 +37,8 @@ def shaped(logits: Sequence[float], sampling: Sampling, prompt: Sequence[int], o
 
 
 def distribution(values: Sequence[float], sampling: Sampling, slack: float = 0.0) -> list[tuple[int, float]]:
-    """(id, probability) of every id that may be drawn, in the order in which the draw walks them: best first where
-    something ranks the ids, by id otherwise. `slack` moves every threshold, to find the cases that rounding decides."""
+    """(id, probability) of every id that may be drawn, by id, the order in which the draw walks them. `slack` moves
+    every threshold, to find the cases that rounding decides."""
     top = max(values)
     by_rank = sorted(range(len(values)), key=lambda token: (-values[token], token))
     share = {token: math.exp((values[token] - top) / sampling.temperature) for token in by_rank}
@@ -53,9 +53,7 @@ def distribution(values: Sequence[float], sampling: Sampling, slack: float = 0.0
         chosen = set(_until(nearest, share, sampling.typical_p + slack))
         kept = [token for token in kept if token in chosen]
     best = max(share[token] for token in kept)
-    kept = [token for token in kept if share[token] >= min(1.0, sampling.min_p + slack) * best]
-    if not (sampling.top_k or sampling.top_p < 1.0 or sampling.typical_p < 1.0):
-        kept = sorted(kept)
+    kept = sorted(token for token in kept if share[token] >= min(1.0, sampling.min_p + slack) * best)
     mass = sum(share[token] for token in kept)
     return [(token, share[token] / mass) for token in kept]
 

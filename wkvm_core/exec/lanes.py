@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,25 +12,62 @@ import torch
 
 from wkvm_core.errors import Refused
 from wkvm_core.kernels.draw import MAX_VOCAB_SIZE
+from wkvm_core.kernels.lane import (
+    ACTIVE,
+    BIASED,
+    COUNTED,
+    DELAYED,
+    DONE,
+    FLOORED,
+    FREQUENCY,
+    HALTS,
+    IN_PROMPT,
+    KEY,
+    LOGPROBS,
+    MIN_P,
+    MIN_TOKENS,
+    NEEDS,
+    NEXT,
+    NUM_KNOBS,
+    NUM_NUMBERS,
+    POSITION,
+    PRESENCE,
+    RANKED,
+    REMAINING,
+    REPETITION,
+    SAMPLED,
+    SHARPNESS,
+    STATUS,
+    STOPS,
+    TOP_K,
+    TOP_P,
+    TYPICAL,
+    TYPICAL_P,
+)
 from wkvm_core.kernels.splitmix import stream_key
 from wkvm_core.sched.plan import HALTED, STOPPED, LaneImage
 from wkvm_proto.names import ErrorCode
 
-# Columns of `numbers`, int64. The first four change with each sampled token.
-NEXT, POSITION, REMAINING, STATUS, STOPS, HALTS, KEY, MIN_TOKENS = range(8)
-NUM_NUMBERS = 8
-# Columns of `knobs`, float64.
-TEMPERATURE, TOP_P, TYPICAL_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(7)
-NUM_KNOBS = 7
-# Values of STATUS: above all the bits that the sampler's outcome code adds below them.
-ACTIVE, WAITING, DONE = 0, 128, 256
-# What a lane asks of the sampler beyond the plain greedy path; known on the host.
-SAMPLED, RANKED, TYPICAL, FLOORED, COUNTED, BIASED, DELAYED, LOGPROBS = (1 << bit for bit in range(8))
-# A count's high bit says that the id is in the prompt, the rest how often it was generated.
-IN_PROMPT = 1 << 30
-BAN = -100.0
 COLDEST = 1e-30
 """Below it 1 / temperature leaves float32; the row is greedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRecord:
+    """What is written to the tables when a lane is seated. Ids are int64 and distinct."""
+
+    lane: int
+    numbers: npt.NDArray[np.int64]
+    """[NUM_NUMBERS]"""
+    knobs: npt.NDArray[np.float64]
+    """[NUM_KNOBS]"""
+    stop_ids: npt.NDArray[np.int64]
+    bias_ids: npt.NDArray[np.int64]
+    biases: npt.NDArray[np.float32]
+    """As many as `bias_ids`."""
+    counted_ids: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int32]
+    """As many as `counted_ids`."""
 
 
 class Lanes:
@@ -60,16 +98,21 @@ class Lanes:
         self._needs = np.zeros(rows, np.uint8)
         self._top_k = np.zeros(rows, np.int64)
         self._num_logprobs = np.full(rows, -1, np.int64)
-        self._marked: dict[int, torch.Tensor] = {}
-        self._biased: dict[int, torch.Tensor] = {}
+        self._marked: dict[int, npt.NDArray[np.int64]] = {}
+        self._biased: dict[int, npt.NDArray[np.int64]] = {}
         self._counted: set[int] = set()
 
-    @classmethod
+    @staticmethod
     def open(
-        cls, num_lanes: int, vocab_size: int, device: torch.device | str = "cpu", *, num_halt_sets: int | None = None
+        num_lanes: int, vocab_size: int, device: torch.device | str = "cpu", *, num_halt_sets: int | None = None
     ) -> Lanes:
         """Empty lanes; halt sets have indices below `num_halt_sets`, which is `num_lanes` unless told."""
-        return cls(num_lanes, vocab_size, torch.device(device), num_lanes if num_halt_sets is None else num_halt_sets)
+        kind, where = Lanes, torch.device(device)
+        if where.type != "cpu":
+            from wkvm_core.exec.device_lanes import DeviceLanes
+
+            kind = DeviceLanes
+        return kind(num_lanes, vocab_size, where, num_lanes if num_halt_sets is None else num_halt_sets)
 
     # ---------------------------------------------------------------------------------------------- tables
 
@@ -109,7 +152,7 @@ class Lanes:
         if len(bitmap) != -(-self.vocab_size // 8):
             raise ValueError(f"halt set {index}: {len(bitmap)} bytes for {self.vocab_size} tokens")
         bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=self.vocab_size, bitorder="little")
-        self.marks[self._first_halt_set + index] = torch.from_numpy(bits * np.uint8(HALTED)).to(self.device)
+        self._set_halt_marks(self._first_halt_set + index, bits * np.uint8(HALTED))
 
     def seat(self, lane: int, image: LaneImage) -> None:
         """Loads a lane: it goes on exactly where the image was taken, neither halted nor done.
@@ -121,18 +164,27 @@ class Lanes:
         if not -1 <= image.halt_set < self._num_halt_sets:
             raise ValueError(f"halt set {image.halt_set}: there is room for {self._num_halt_sets}")
         sampling = image.sampling
-        stop_ids = self._ids(sampling.stop_ids, "stop_ids")
+        stop_ids = np.unique(self._ids(sampling.stop_ids, "stop_ids"))
         bias_ids = self._ids(sampling.bias_ids, "bias_ids")
         output = self._ids(image.output, "output")
         prompt = self._ids(image.prompt, "prompt")
         counted = bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+        sampled = sampling.temperature >= COLDEST
+        is_ranked = sampled and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.typical_p < 1.0)
+        needs = (
+            SAMPLED * sampled
+            | RANKED * is_ranked
+            | TYPICAL * (sampled and sampling.typical_p < 1.0)
+            | FLOORED * (sampled and sampling.min_p > 0.0)
+            | COUNTED * counted
+            | BIASED * (bias_ids.size > 0)
+            | DELAYED * (stop_ids.size > 0 and sampling.min_tokens > output.size)
+            | LOGPROBS * (sampling.logprobs >= 0)
+        )
 
-        self._mark(lane, stop_ids)
-        self._set_bias(lane, bias_ids, sampling.bias_values)
-        self._count(lane, counted, prompt, output)
         halts = self.idle if image.halt_set < 0 else self._first_halt_set + image.halt_set
-        numbers = [0] * NUM_NUMBERS
-        numbers[NEXT] = int(output[-1]) if output.size else 0
+        numbers = np.zeros(NUM_NUMBERS, np.int64)
+        numbers[NEXT] = output[-1] if output.size else 0
         numbers[POSITION] = output.size
         numbers[REMAINING] = sampling.max_tokens - output.size
         numbers[STATUS] = ACTIVE
@@ -140,30 +192,28 @@ class Lanes:
         numbers[HALTS] = halts * self.vocab_size
         numbers[KEY] = stream_key(sampling.seed, image.sample)
         numbers[MIN_TOKENS] = sampling.min_tokens
-        self.numbers[lane] = torch.tensor(numbers)
-        knobs = [0.0] * NUM_KNOBS
-        knobs[TEMPERATURE] = sampling.temperature
+        numbers[NEEDS] = needs
+        numbers[TOP_K] = sampling.top_k
+        knobs = np.zeros(NUM_KNOBS, np.float64)
+        knobs[SHARPNESS] = 1.0 / sampling.temperature if sampled else 0.0
         knobs[TOP_P] = sampling.top_p
         knobs[TYPICAL_P] = sampling.typical_p
         knobs[MIN_P] = sampling.min_p
         knobs[PRESENCE] = sampling.presence_penalty
         knobs[FREQUENCY] = sampling.frequency_penalty
         knobs[REPETITION] = sampling.repetition_penalty
-        self.knobs[lane] = torch.tensor(knobs, dtype=torch.float64)
+        counted_ids, counts = self._count(prompt, output, counted)
+        biases = np.frombuffer(sampling.bias_values, "<f4").astype(np.float32)
+        self._load(LaneRecord(lane, numbers, knobs, stop_ids, bias_ids, biases, counted_ids, counts))
 
-        sampled = sampling.temperature >= COLDEST
-        is_ranked = sampled and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.typical_p < 1.0)
-        delayed = stop_ids.size > 0 and sampling.min_tokens > output.size
-        self._needs[lane] = (
-            SAMPLED * sampled
-            | RANKED * is_ranked
-            | TYPICAL * (sampled and sampling.typical_p < 1.0)
-            | FLOORED * (sampled and sampling.min_p > 0.0)
-            | COUNTED * counted
-            | BIASED * (bias_ids.size > 0)
-            | DELAYED * delayed
-            | LOGPROBS * (sampling.logprobs >= 0)
-        )
+        for owned, ids in ((self._marked, stop_ids), (self._biased, bias_ids)):
+            owned.pop(lane, None)
+            if ids.size:
+                owned[lane] = ids
+        self._counted.discard(lane)
+        if counted:
+            self._counted.add(lane)
+        self._needs[lane] = needs
         self._top_k[lane] = sampling.top_k
         self._num_logprobs[lane] = sampling.logprobs
 
@@ -174,38 +224,38 @@ class Lanes:
             raise Refused(ErrorCode.TOKEN_OUT_OF_RANGE, message, param=param)
         return ids
 
-    def _mark(self, lane: int, stop_ids: npt.NDArray[np.int64]) -> None:
-        old = self._marked.pop(lane, None)
-        if old is not None:
-            self.marks[lane, old] = 0
-        if stop_ids.size:
-            self._marked[lane] = torch.from_numpy(stop_ids).to(self.device)
-            self.marks[lane, self._marked[lane]] = STOPPED
-
-    def _set_bias(self, lane: int, ids: npt.NDArray[np.int64], values: bytes) -> None:
-        old = self._biased.pop(lane, None)
-        if old is not None:
-            self.bias[lane, old] = 0.0
-        if ids.size:
-            self._biased[lane] = torch.from_numpy(ids).to(self.device)
-            column = torch.from_numpy(np.frombuffer(values, "<f4").astype(np.float32)).to(self.device)
-            self.bias[lane, self._biased[lane]] = column
-
     def _count(
-        self,
-        lane: int,
-        counted: bool,
-        prompt: npt.NDArray[np.int64],
-        output: npt.NDArray[np.int64],
-    ) -> None:
+        self, prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64], counted: bool
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Distinct ids of prompt and output, and their counts; none for a lane that does not count."""
+        if not counted:
+            return np.zeros(0, np.int64), np.zeros(0, np.int32)
+        row = np.bincount(output, minlength=self.vocab_size).astype(np.int32)
+        row[prompt] |= IN_PROMPT
+        ids = np.flatnonzero(row != 0)  # several times as fast on bools
+        return ids, row[ids]
+
+    def _set_halt_marks(self, row: int, marks: npt.NDArray[np.uint8]) -> None:
+        """marks: uint8 [vocab]."""
+        self.marks[row] = torch.from_numpy(marks)
+
+    def _load(self, record: LaneRecord) -> None:
+        """Writes a lane's rows of all tables, after clearing what its last owner left there."""
+        lane = record.lane
+        self.numbers[lane] = torch.from_numpy(record.numbers)
+        self.knobs[lane] = torch.from_numpy(record.knobs)
+        if lane in self._marked:
+            self.marks[lane, torch.from_numpy(self._marked[lane])] = 0
+        if record.stop_ids.size:
+            self.marks[lane, torch.from_numpy(record.stop_ids)] = STOPPED
+        if lane in self._biased:
+            self.bias[lane, torch.from_numpy(self._biased[lane])] = 0.0
+        if record.bias_ids.size:
+            self.bias[lane, torch.from_numpy(record.bias_ids)] = torch.from_numpy(record.biases)
         if lane in self._counted:
             self.counts[lane] = 0
-            self._counted.discard(lane)
-        if counted:
-            row = np.bincount(output, minlength=self.vocab_size).astype(np.int32)
-            row[prompt] |= IN_PROMPT
-            self.counts[lane] = torch.from_numpy(row).to(self.device)
-            self._counted.add(lane)
+        if record.counted_ids.size:
+            self.counts[lane, torch.from_numpy(record.counted_ids)] = torch.from_numpy(record.counts)
 
     # ---------------------------------------------------------------------------------------------- running
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from wkvm_core.exec.lanes import (
+from wkvm_core.exec.lanes import Lanes
+from wkvm_core.kernels.draw import MAX_VOCAB_SIZE, Cut, best, draw_ranked, draw_whole, log_weight, ranked, weights
+from wkvm_core.kernels.lane import (
     BAN,
     BIASED,
+    BROKEN,
     COUNTED,
     DELAYED,
     DONE,
@@ -21,26 +24,27 @@ from wkvm_core.exec.lanes import (
     HALTS,
     IN_PROMPT,
     KEY,
+    LAST,
     LOGPROBS,
     MIN_P,
     MIN_TOKENS,
     NEXT,
+    NUM_OUTCOMES,
+    PAUSED,
     POSITION,
     PRESENCE,
     RANKED,
     REMAINING,
     REPETITION,
     SAMPLED,
+    SHARPNESS,
     STATUS,
     STOPS,
-    TEMPERATURE,
     TOP_P,
     TYPICAL,
     TYPICAL_P,
     WAITING,
-    Lanes,
 )
-from wkvm_core.kernels.draw import MAX_VOCAB_SIZE, Cut, best, draw_ranked, draw_whole, log_weight, ranked, weights
 from wkvm_core.kernels.splitmix import uniform
 from wkvm_core.sched.plan import EXHAUSTED, FAULT, HALTED, RAN, STOPPED, RowLogprobs
 
@@ -52,8 +56,6 @@ LOOKS = (128, 4096, MAX_VOCAB_SIZE)
 """How many of a row's best are ranked at first, and then, until all that it may keep are among them."""
 WIDEST_LOOK = 1024
 """Greatest top-k that the first look is widened for."""
-# The code of what happened to a row: its marks (STOPPED, HALTED), these, and its lane's STATUS.
-_LAST, _PAUSED, _BROKEN = 16, 32, 64
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -113,12 +115,29 @@ class Sampler:
         self._view: Callable[[torch.Tensor], Any] = view
         self._numbers = view(lanes.numbers)
         self._marks = view(lanes.marks.view(-1))
-        self._outcomes = view(_outcomes().to(lanes.device))
+        self._outcomes = view(outcomes().to(lanes.device))
 
     def sample(self, logits: torch.Tensor, lanes: torch.Tensor, pause: torch.Tensor) -> Sampled:
         """logits: float32 [rows, vocab], not changed; lanes: int64 [rows], each lane at most once (`idle` apart);
         pause: bool [rows], halt after this token. All on the lanes' device."""
         needs = self.lanes.needs(lanes)
+        packed, tokens, values = self._sample(logits, lanes, pause, needs)
+        if not int(np.bitwise_or.reduce(needs)) & LOGPROBS:
+            return Sampled(packed)
+        rows = self._rows(needs, LOGPROBS)
+        logprobs = self.logprobs(
+            _of(logits, rows), _of(tokens, rows), _of(values, rows), self.lanes.num_logprobs(_of(lanes, rows))
+        )
+        return Sampled(packed, logprobs if rows is None else replace(logprobs, rows=tuple(rows.tolist())))
+
+    def draw(self, logits: torch.Tensor, lanes: torch.Tensor, pause: torch.Tensor) -> torch.Tensor:
+        """`sample` without log-probabilities: tokens and flags, int64 [2, rows]."""
+        return self._sample(logits, lanes, pause, self.lanes.needs(lanes))[0]
+
+    def _sample(
+        self, logits: torch.Tensor, lanes: torch.Tensor, pause: torch.Tensor, needs: npt.NDArray[np.uint8]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens and flags; the ids drawn, whatever became of them; the best raw logits."""
         asked = int(np.bitwise_or.reduce(needs))
         values, tokens = best(logits)
         if asked & ~LOGPROBS:
@@ -129,7 +148,7 @@ class Sampler:
         packed = torch.as_tensor(self._settle(view(tokens), view(values), view(lanes), view(pause)))
         if asked & COUNTED:
             self._count(packed[0], lanes, needs)
-        return Sampled(packed, self._logprobs(logits, tokens, values, lanes, needs) if asked & LOGPROBS else None)
+        return packed, tokens, values
 
     @staticmethod
     def _rows(needs: npt.NDArray[np.uint8], bits: int) -> torch.Tensor | None:
@@ -141,7 +160,7 @@ class Sampler:
         """Computes the flags and moves the lanes on: int64 [2, rows]. Tensors or arrays: operators only."""
         rows = self._numbers[lanes]
         code = (self._marks[rows[:, STOPS] + tokens] | self._marks[rows[:, HALTS] + tokens]) + rows[:, STATUS]
-        code += (rows[:, REMAINING] <= 1) * _LAST + pause * _PAUSED + ~(abs(values) <= _LARGEST) * _BROKEN
+        code += (rows[:, REMAINING] <= 1) * LAST + pause * PAUSED + ~(abs(values) <= _LARGEST) * BROKEN
         outcome = self._outcomes[code]
         rows[:, NEXT] += (tokens - rows[:, NEXT]) * outcome[:, 2]
         rows[:, POSITION : STATUS + 1] += outcome[:, 2:]
@@ -187,7 +206,7 @@ class Sampler:
                 rows = None if which.all() else torch.from_numpy(which.nonzero()[0])
                 own = _of(knobs, rows)
                 below = _of(x, rows) - _of(values, rows)[:, None]
-                below /= own[:, TEMPERATURE, None].to(torch.float32)
+                below *= own[:, SHARPNESS, None].to(torch.float32)
                 drawn = draw(below, _of(lanes, rows), own, _of(uniforms, rows))
                 tokens = drawn if rows is None else tokens.index_copy(0, rows.to(tokens.device), drawn)
         return tokens
@@ -249,23 +268,19 @@ class Sampler:
 
     # ---------------------------------------------------------------------------------------------- logprobs
 
-    def _logprobs(
-        self,
-        logits: torch.Tensor,
-        tokens: torch.Tensor,
-        values: torch.Tensor,
-        lanes: torch.Tensor,
-        needs: npt.NDArray[np.uint8],
+    @staticmethod
+    def logprobs(
+        logits: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, wanted: npt.NDArray[np.int64]
     ) -> Logprobs:
-        rows = self._rows(needs, LOGPROBS)
-        wanted = self.lanes.num_logprobs(_of(lanes, rows))
-        x, values = _sound(_of(logits, rows), _of(values, rows))
+        """Of rows that all ask: logits float32 [rows, vocab]; tokens: int64 [rows], ids; values: float32 [rows], each
+        row's best logit; wanted: int64 [rows], at least 0."""
+        x, values = _sound(logits, values)
         x = x - values[:, None]
         norm = log_weight(weights(x).sum(1))[:, None]
-        ids = torch.cat((_of(tokens, rows)[:, None], ranked(x, min(int(wanted.max()), x.shape[1]))), 1)
+        ids = torch.cat((tokens[:, None], ranked(x, min(int(wanted.max()), x.shape[1]))), 1)
         all_of_them = (x.gather(1, ids).to(torch.float64) - norm).clamp_(min=LOGPROB_FLOOR).to(torch.float32)
         return Logprobs(
-            rows=tuple(range(len(needs))) if rows is None else tuple(rows.tolist()),
+            rows=tuple(range(len(wanted))),
             wanted=tuple(wanted.tolist()),
             chosen=all_of_them[:, 0],
             top_ids=ids[:, 1:],
@@ -281,17 +296,17 @@ def _sound(logits: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, to
     return logits.masked_fill(broken[:, None], 0.0), values.masked_fill(broken, 0.0)
 
 
-def _outcomes() -> torch.Tensor:
+def outcomes() -> torch.Tensor:
     """int64 [codes, 5]: what to or into the token (-1 = none sampled), flags, and what to add to POSITION, REMAINING
-    and STATUS."""
-    table = torch.zeros(DONE + WAITING, 5, dtype=torch.int64)
+    and STATUS, of each code: a row's marks (STOPPED, HALTED), LAST, PAUSED, BROKEN, and its lane's STATUS."""
+    table = torch.zeros(DONE + WAITING, NUM_OUTCOMES, dtype=torch.int64)
     table[:, 0] = -1
     for code in range(WAITING):  # those of active lanes; all others change nothing
-        if code & _BROKEN:
+        if code & BROKEN:
             table[code] = torch.tensor([-1, FAULT, 0, 0, DONE])
             continue
         flags = RAN | code & (STOPPED | HALTED)
-        flags |= EXHAUSTED * bool(code & _LAST) | HALTED * bool(code & _PAUSED)
+        flags |= EXHAUSTED * bool(code & LAST) | HALTED * bool(code & PAUSED)
         status = DONE if flags & (STOPPED | EXHAUSTED) else WAITING * bool(flags & HALTED)
         table[code] = torch.tensor([0, flags, 1, -1, status])
     return table

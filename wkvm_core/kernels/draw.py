@@ -3,6 +3,9 @@
 Probabilities become integers: the weight of a token is exp(x) * 2**40 cut to int64, x <= 0 being its logit below the
 row's best. Sums of integers do not depend on the order of addition, hence not on batch size, on the device's reduction
 tree, or on whether a row was ranked whole or only its best part.
+
+Limits first decide which ids are kept, by rank: greater value first, equal values by id. The draw then walks the kept
+ids in the order of their ids, so that a limit that cuts nothing changes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import torch
 _ONE = 2.0**40
 MAX_VOCAB_SIZE = 1 << 22
 """So that a row's weights add up within int64."""
+NO_LIMIT = (1 << 63) - 1
 
 
 def best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,9 +31,18 @@ def best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values, ids
 
 
+def share(x: torch.Tensor) -> torch.Tensor:
+    """exp(x), float32: the only rounding that differs between devices."""
+    return x.exp()
+
+
 def weights(x: torch.Tensor) -> torch.Tensor:
     """int64 weights of x <= 0; 2**40 for x = 0."""
-    return (x.exp() * _ONE).to(torch.int64)
+    return _weight(share(x))
+
+
+def _weight(shares: torch.Tensor) -> torch.Tensor:
+    return (shares * _ONE).to(torch.int64)
 
 
 def log_weight(total: torch.Tensor) -> torch.Tensor:
@@ -65,12 +78,13 @@ def pick(weight: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def draw_whole(x: torch.Tensor, min_p: torch.Tensor | None, uniforms: torch.Tensor) -> torch.Tensor:
     """Ids drawn from rows that only min-p cuts: keep what has at least `min_p` of the best one's probability.
 
-    x: float32 `[rows, vocab]`, at most 0; min_p (None = all 0), uniforms: float64 `[rows]`.
+    x: float32 `[rows, vocab]`, at most 0; min_p (None = all 0), uniforms: float64 `[rows]`. min_p counts as the float32
+    next to it.
     """
-    share = x.exp()
-    weight = (share * _ONE).to(torch.int64)
+    shares = share(x)
+    weight = _weight(shares)
     if min_p is not None:
-        weight *= share >= min_p.to(torch.float32)[:, None]
+        weight *= shares >= min_p.to(torch.float32)[:, None]
     return pick(weight, uniforms)
 
 
@@ -100,13 +114,14 @@ def draw_ranked(
 
     top-k keeps k ids. top-p keeps the best until their share reaches top_p. typical-p (Meister et al. 2022) keeps
     those whose information is nearest to the entropy until their share reaches typical_p. min-p keeps what has at
-    least min_p of the best remaining one's probability. Each keeps at least one.
+    least min_p of the best remaining one's probability. Each keeps at least one. Shares are reached in whole weights:
+    a limit is rounded up to the next integer.
     """
     vocab_size = x.shape[1]
     ids = ranked(x, count)
     x = x.gather(1, ids)
-    share = x.exp()
-    weight = (share * _ONE).to(torch.int64)
+    shares = share(x)
+    weight = _weight(shares)
     rank = torch.arange(count, device=x.device)
     by_k = cut.top_k > 0
     keep = (rank < cut.top_k) | ~by_k
@@ -114,27 +129,31 @@ def draw_ranked(
     sums = weight.cumsum(1)
     before = sums - weight
     base = torch.where(by_k, sums[:, -1:], total[:, None]).to(torch.float64)
-    limit = torch.where(cut.top_p < 1.0, cut.top_p * base, torch.inf)
-    keep = keep & ((before.to(torch.float64) < limit) | (rank == 0))
-    enough = torch.where(by_k, cut.top_k <= count, sums[:, -1:].to(torch.float64) >= limit) | (count >= vocab_size)
+    limit = torch.where(cut.top_p < 1.0, (cut.top_p * base).ceil().to(torch.int64), NO_LIMIT)
+    keep = keep & ((before < limit) | (rank == 0))
+    enough = torch.where(by_k, cut.top_k <= count, sums[:, -1:] >= limit) | (count >= vocab_size)
     if typical:
-        keep = keep & _typical(x, share, weight * keep, keep, cut.typical_p)
-    top = (share * keep).amax(1, keepdim=True).to(torch.float64)
-    keep = keep & (share.to(torch.float64) >= cut.min_p * top)
-    chosen = pick(weight * keep, uniforms)
+        keep = keep & _typical(x, shares, weight * keep, keep, cut.typical_p)
+    top = (shares * keep).amax(1, keepdim=True).to(torch.float64)
+    keep = keep & (shares >= (cut.min_p * top).to(torch.float32))
+    weight = weight * keep
+    if count == vocab_size:
+        return pick(torch.empty_like(weight).scatter_(1, ids, weight), uniforms), enough.squeeze(1)
+    ids, order = ids.sort(1)
+    chosen = pick(weight.gather(1, order), uniforms)
     return ids.gather(1, chosen[:, None]).squeeze(1), enough.squeeze(1)
 
 
 def _typical(
-    x: torch.Tensor, share: torch.Tensor, weight: torch.Tensor, keep: torch.Tensor, typical_p: torch.Tensor
+    x: torch.Tensor, shares: torch.Tensor, weight: torch.Tensor, keep: torch.Tensor, typical_p: torch.Tensor
 ) -> torch.Tensor:
     """Mask of the ids that typical-p keeps, bool like x; rows with typical_p = 1 keep all.
 
     With information -log p = |x| + log Z and entropy = mean |x| + log Z, their distance is | |x| - mean |x| |.
     """
-    depth = torch.where(share > 0, -x, 0.0)
+    depth = torch.where(shares > 0, -x, 0.0)
     total = weight.sum(1, keepdim=True).to(torch.float64)
-    mean = ((share * depth * _ONE).to(torch.int64) * keep).sum(1, keepdim=True).to(torch.float64) / total
+    mean = (_weight(shares * depth) * keep).sum(1, keepdim=True).to(torch.float64) / total
     distance = torch.where(keep & (weight > 0), (depth.to(torch.float64) - mean).abs(), torch.inf)
     order = distance.sort(dim=1, stable=True).indices
     sorted_weight = weight.gather(1, order)

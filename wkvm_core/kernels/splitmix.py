@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 MASK = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+GAMMA = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
 
 
 def signed(value: int) -> int:
@@ -17,17 +17,17 @@ def signed(value: int) -> int:
 
 def splitmix64(values: torch.Tensor) -> torch.Tensor:
     """First output of the generator seeded with each value (Steele, Lea, Flood 2014); int64 in and out, as bits."""
-    x = values + signed(_GAMMA)
-    x = (x ^ (x >> 30 & (1 << 34) - 1)) * signed(_FIRST)
-    x = (x ^ (x >> 27 & (1 << 37) - 1)) * signed(_SECOND)
+    x = values + signed(GAMMA)
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * signed(FIRST)
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * signed(SECOND)
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
 def splitmix64_int(value: int) -> int:
     """The same of one u64."""
-    x = (value + _GAMMA) & MASK
-    x = ((x ^ (x >> 30)) * _FIRST) & MASK
-    x = ((x ^ (x >> 27)) * _SECOND) & MASK
+    x = (value + GAMMA) & MASK
+    x = ((x ^ (x >> 30)) * FIRST) & MASK
+    x = ((x ^ (x >> 27)) * SECOND) & MASK
     return x ^ (x >> 31)
 
 
@@ -41,5 +41,5 @@ def uniform(keys: torch.Tensor, positions: torch.Tensor, draw: int = 0) -> torch
 
     The bits are output number `position + draw * 2**32` of the SplitMix64 generator seeded with the key.
     """
-    bits = splitmix64(keys + (positions + (draw << 32)) * signed(_GAMMA))
+    bits = splitmix64(keys + (positions + (draw << 32)) * signed(GAMMA))
     return ((bits >> 12 & (1 << 52) - 1).to(torch.float64) + 0.5) * 2.0**-52

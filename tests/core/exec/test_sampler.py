@@ -201,6 +201,21 @@ def test_a_lane_seated_again_from_its_image_goes_on_as_if_never_moved(row: LaneI
         output += pack_u32(expected.tokens.tolist())
 
 
+@pytest.mark.parametrize("fields", [{"top_k": 600}, {"top_p": 1.0 - 1e-15}, {"typical_p": 1.0 - 1e-15}])
+def test_a_limit_that_cuts_nothing_changes_no_draw(fields: dict[str, float]) -> None:
+    logits = random_logits(200, 600, seed=11)
+    plain = run(logits, [image(seed=seed) for seed in range(200)])
+    assert torch.equal(run(logits, [image(seed=seed, **fields) for seed in range(200)]).tokens, plain.tokens)
+
+
+def test_the_draw_walks_the_kept_ids_in_their_order() -> None:
+    logits = random_logits(1, 50, seed=12)
+    best = logits[0].topk(5).indices.sort().values
+    alone = run(logits[:, best].expand(200, 5).contiguous(), [image(seed=seed) for seed in range(200)]).tokens
+    kept = run(logits.expand(200, 50).contiguous(), [image(seed=seed, top_k=5) for seed in range(200)]).tokens
+    assert torch.equal(kept, best[alone])
+
+
 def test_greedy_ties_go_to_the_lowest_id() -> None:
     assert tokens_of([1.0, 3.0, 3.0, 3.0, 0.0], temperature=0.0) == 1
     assert tokens_of([1.0, 3.0, 3.0, 3.0, 0.0], temperature=0.0, presence_penalty=0.5, output=pack_u32([1])) == 2

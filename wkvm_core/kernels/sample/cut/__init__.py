@@ -1,0 +1,1 @@
+"""Which ids of a row a draw keeps, and the draw."""
