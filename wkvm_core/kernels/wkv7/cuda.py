@@ -18,7 +18,7 @@ _STREAM: Final = [
     *(POINTER, POINTER, LONG, POINTER, POINTER, POINTER, LONG, LONG, POINTER, LONG, LONG, POINTER, POINTER, POINTER),
     *(INT, INT, INT),
 ]
-_SCAN: Final = [POINTER, LONG, POINTER, POINTER, POINTER, POINTER, LONG, POINTER, POINTER, LONG, POINTER, INT]
+_SCAN: Final = [POINTER, LONG, POINTER, POINTER, POINTER, POINTER, POINTER, LONG, POINTER, INT]
 _FEW: Final = 64
 """Rows times heads up to which a head of the scan is spread over several blocks: latency counts, not throughput."""
 _MANY: Final = 2048
@@ -28,16 +28,24 @@ _STREAM_BYTES: Final = {torch.float32: 6 * 2 * 16384, torch.float16: 12 * 2 * 81
 
 
 class Wkv7:
-    """The operations of `gpu` for one pair of dtypes on one device, each by the fastest kernel for its shape."""
+    """The operations of `gpu` for one set of dtypes on one device, each by the fastest kernel for its shape."""
 
     def __init__(
-        self, state_dtype: torch.dtype, dtype: torch.dtype, device: torch.device, *, dither: bool = True
+        self,
+        state_dtype: torch.dtype,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        plane_dtype: torch.dtype | None = None,
+        dither: bool = True,
     ) -> None:
-        """dither: stochastic rounding of a 16-bit state."""
+        """dtype: of activations; plane_dtype: of the scan's planes, the same unless told; dither: stochastic rounding of
+        a 16-bit state."""
         pair = f"{_NAMES[state_dtype]}, {_NAMES[dtype]}"
         rounding = "true" if dither and state_dtype != torch.float32 else "false"
         streams = {first: f"stream<{pair}, {str(first).lower()}, {rounding}>" for first in (True, False)}
-        scans = {rows: f"scan<{pair}, {rows}, {rounding}>" for rows in (1, 2, 4)}
+        planes = f"{_NAMES[state_dtype]}, {_NAMES[plane_dtype or dtype]}"
+        scans = {rows: f"scan<{planes}, {rows}, {rounding}>" for rows in (1, 2, 4)}
         module = Module(Path(__file__).with_name("wkv7.cu"), [*streams.values(), *scans.values()], device)
         shared = _STREAM_BYTES[state_dtype]
         self._streams = {first: module.kernel(name, _STREAM, shared_bytes=shared) for first, name in streams.items()}
@@ -95,7 +103,6 @@ class Wkv7:
         read: torch.Tensor,
         write: torch.Tensor,
         bounds: torch.Tensor,
-        rkv: torch.Tensor,
         planes: torch.Tensor,
         decay: torch.Tensor,
         y: torch.Tensor,
@@ -115,8 +122,6 @@ class Wkv7:
             read,
             write,
             bounds,
-            rkv,
-            rkv.stride(1),
             planes,
             decay,
             decay.shape[0],

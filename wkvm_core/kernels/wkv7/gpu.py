@@ -140,7 +140,7 @@ def _prepare(
     FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """planes: `[4, tokens, C]` k, v, a, b as the scan takes them; decay: `[tokens, C]` w."""
+    """planes: `[5, tokens, C]` r, k, v, a, b as the scan takes them; decay: `[tokens, C]` w."""
     token = tl.program_id(0).to(tl.int64)
     c = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None] * 64 + tl.arange(0, 64)[None, :]
     inside = c < C
@@ -149,6 +149,7 @@ def _prepare(
         gdc_wait()
     rkv += token * rkv_row
     low += token * low_row
+    r = tl.load(rkv + c, mask=inside, other=0.0).to(tl.float32)
     k = tl.load(rkv + rkv_plane + c, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(rkv + 2 * rkv_plane + c, mask=inside, other=0.0).to(tl.float32)
     w0 = tl.load(vectors + _W0 * C + c, mask=inside, other=0.0)
@@ -166,10 +167,11 @@ def _prepare(
     a, b, k = _keys(k, rate, k_k, k_a)
     plane = tokens.to(tl.int64) * C
     at = token * C + c
-    tl.store(planes + at, k, mask=inside)
-    tl.store(planes + plane + at, v, mask=inside)
-    tl.store(planes + 2 * plane + at, a, mask=inside)
-    tl.store(planes + 3 * plane + at, b, mask=inside)
+    tl.store(planes + at, r, mask=inside)
+    tl.store(planes + plane + at, k, mask=inside)
+    tl.store(planes + 2 * plane + at, v, mask=inside)
+    tl.store(planes + 3 * plane + at, a, mask=inside)
+    tl.store(planes + 4 * plane + at, b, mask=inside)
     tl.store(decay + at, w, mask=inside)
 
 
@@ -180,8 +182,6 @@ def _scan(
     read,
     write,
     bounds,
-    rkv,
-    rkv_row,
     planes,
     decay,
     tokens,
@@ -207,13 +207,13 @@ def _scan(
         if PDL:
             gdc_wait()
         plane = tokens.to(tl.int64) * C
-        k_at, v_at = planes + c_key, planes + plane + c_value
-        a_at, b_at = planes + 2 * plane + c_key, planes + 3 * plane + c_key
+        r_at, k_at, v_at = planes + c_key, planes + plane + c_key, planes + 2 * plane + c_value
+        a_at, b_at = planes + 3 * plane + c_key, planes + 4 * plane + c_key
         k = tl.load(k_at + start * C).to(tl.float32)
         v = tl.load(v_at + start * C).to(tl.float32)
         token = start
         while token < end:
-            r = tl.load(rkv + token * rkv_row + c_key).to(tl.float32)
+            r = tl.load(r_at + token * C).to(tl.float32)
             k = tl.load(k_at + token * C).to(tl.float32)
             v = tl.load(v_at + token * C).to(tl.float32)
             a = tl.load(a_at + token * C).to(tl.float32)
@@ -229,8 +229,6 @@ def _scan(
 @triton.jit(do_not_specialize=["tokens"])
 def _finish(
     y,
-    rkv,
-    rkv_row,
     planes,
     low,
     low_plane,
@@ -251,9 +249,10 @@ def _finish(
         gdc_wait()
     at = token * C + c
     x = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
-    r = tl.load(rkv + token * rkv_row + c, mask=inside, other=0.0).to(tl.float32)
-    k = tl.load(planes + at, mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(planes + tokens.to(tl.int64) * C + at, mask=inside, other=0.0).to(tl.float32)
+    plane = tokens.to(tl.int64) * C
+    r = tl.load(planes + at, mask=inside, other=0.0).to(tl.float32)
+    k = tl.load(planes + plane + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(planes + 2 * plane + at, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(low + token * low_row + 3 * low_plane + c, mask=inside, other=0.0).to(tl.float32)
     r_k = tl.load(vectors + _R_K * C + c, mask=inside, other=0.0)
     weight = tl.load(vectors + _LN_WEIGHT * C + c, mask=inside, other=0.0)
@@ -323,7 +322,6 @@ class Wkv7:
         read: torch.Tensor,
         write: torch.Tensor,
         bounds: torch.Tensor,
-        rkv: torch.Tensor,
         planes: torch.Tensor,
         decay: torch.Tensor,
         y: torch.Tensor,
@@ -338,8 +336,6 @@ class Wkv7:
             read,
             write,
             bounds,
-            rkv,
-            rkv.stride(1),
             planes,
             decay,
             tokens,
@@ -363,7 +359,7 @@ def prepare(
     *,
     first: bool,
 ) -> None:
-    """What `scan` takes, from the same tensors as `step`: planes `[4, T, C]` k, v, a, b and decay float32 `[T, C]`."""
+    """What `scan` takes, from the same tensors as `step`: planes `[5, T, C]` r, k, v, a, b and decay float32 `[T, C]`."""
     tokens, hidden = decay.shape
     grid, block = _by_heads(tokens, hidden)
     _prepare[grid](
@@ -389,7 +385,6 @@ def prepare(
 
 def finish(
     y: torch.Tensor,
-    rkv: torch.Tensor,
     planes: torch.Tensor,
     low: torch.Tensor,
     vectors: torch.Tensor,
@@ -400,8 +395,6 @@ def finish(
     grid, block = _by_heads(tokens, hidden)
     _finish[grid](
         y,
-        rkv,
-        rkv.stride(1),
         planes,
         low,
         low.stride(0),

@@ -214,7 +214,11 @@ __global__ void __launch_bounds__(Stream<S>::warps * 32, 1)
     take(row);
     int stage = 0;
     u32 phase = 0;
+    i64 write_slot = write[row];
     for (; row < rows; row += per_row) {
+        const bool more = row + STAGES * per_row < rows;
+        const i64 read_slot = more ? read[row + STAGES * per_row] : 0;
+        const i64 next_write_slot = row + per_row < rows ? write[row + per_row] : 0;
         float r[8], k[8], w[8], a[8], b[8], v[2], gate[2], bonus = 0;
         {
             float kk[2], rate[2], one_r[2], one_k[2];
@@ -261,7 +265,7 @@ __global__ void __launch_bounds__(Stream<S>::warps * 32, 1)
             for (int j = 0; j < 8; j++) keys[j] = hashed(k[j], j < 4 ? Keys<S>::first(lane) + j : Keys<S>::second(lane) + j - 4);
         wait_full(full + stage, phase);
         const S* there = stage_memory + stage * 4096 + value * 64;
-        S* to = state_out + write[row] * slot_stride + head * 4096 + value * 64;
+        S* to = state_out + write_slot * slot_stride + head * 4096 + value * 64;
         float y[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -273,9 +277,8 @@ __global__ void __launch_bounds__(Stream<S>::warps * 32, 1)
             }
             if (half == 1) {  // everything is in registers: the next state may come
                 __syncwarp();
-                if (lane == 0 && row + STAGES * per_row < rows)
-                    bulk_load<Stream<S>::bytes>(stage_memory + stage * 4096,
-                                                state_in + read[row + STAGES * per_row] * slot_stride + head * 4096,
+                if (lane == 0 && more)
+                    bulk_load<Stream<S>::bytes>(stage_memory + stage * 4096, state_in + read_slot * slot_stride + head * 4096,
                                                 full + stage);
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
@@ -298,6 +301,7 @@ __global__ void __launch_bounds__(Stream<S>::warps * 32, 1)
             const float normed = y[i] * scale * own[LN_WEIGHT][i] + own[LN_BIAS][i];
             narrow((normed + bonus * v[i]) * gate[i], out[(i64)row * hidden + head * 64 + channel + 32 * i]);
         }
+        write_slot = next_write_slot;
     }
 }
 
@@ -310,11 +314,10 @@ template <int LEFT> __device__ __forceinline__ void copies_end() { asm volatile(
 
 // Grid (H * 4 / ROWS, rows), 128 threads: 16 * ROWS value rows a block. Tokens come CHUNK at a time into shared memory,
 // the next chunk while this one is worked on.
-// planes: T [4][tokens][C] k v a b; decay: float [tokens][C]; out: T [tokens][C], y.
+// planes: T [5][tokens][C] r k v a b; decay: float [tokens][C]; out: T [tokens][C], y.
 template <typename S, typename T, int ROWS, bool DITHER>
 __global__ void __launch_bounds__(128) scan(S* state, i64 slot_stride, const i64* read, const i64* write, const int* bounds,
-                                            const T* rkv, i64 rkv_row, const T* planes, const float* decay, i64 tokens, T* out,
-                                            int hidden) {
+                                            const T* planes, const float* decay, i64 tokens, T* out, int hidden) {
     constexpr int CHUNK = 32 / sizeof(T), PARTS = 4 / ROWS, PER_COPY = 16 / sizeof(T);
     __shared__ __align__(16) T staged[2][5][CHUNK][64];  // r k v a b
     __shared__ __align__(16) float decays[2][CHUNK][64];
@@ -338,10 +341,9 @@ __global__ void __launch_bounds__(128) scan(S* state, i64 slot_stride, const i64
         for (int n = thread; n < count * (64 / PER_COPY); n += 128) {
             const int token = n / (64 / PER_COPY), c = n % (64 / PER_COPY) * PER_COPY;
             const i64 at = (i64)(from + token) * hidden + head * 64 + c;
-            copy_async<16>(&staged[stage][0][token][c], rkv + (i64)(from + token) * rkv_row + head * 64 + c);
 #pragma unroll
-            for (int plane = 0; plane < 4; plane++)
-                copy_async<16>(&staged[stage][plane + 1][token][c], planes + plane * tokens * hidden + at);
+            for (int plane = 0; plane < 5; plane++)
+                copy_async<16>(&staged[stage][plane][token][c], planes + plane * tokens * hidden + at);
         }
         for (int n = thread; n < count * 16; n += 128)
             copy_async<16>(&decays[stage][n / 16][n % 16 * 4], decay + (i64)(from + n / 16) * hidden + head * 64 + n % 16 * 4);

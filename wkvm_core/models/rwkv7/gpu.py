@@ -13,6 +13,7 @@ from typing import Any, Final, TypedDict, Unpack
 import torch
 from torch.nn import functional
 
+from wkvm_core.errors import Refused
 from wkvm_core.kernels.mix import gpu as mix
 from wkvm_core.kernels.project import gpu as project
 from wkvm_core.kernels.project.gpu import Tile
@@ -22,6 +23,7 @@ from wkvm_core.models.protocol import Batch
 from wkvm_core.models.rwkv7.model import state_layout
 from wkvm_core.models.rwkv7.names import Sizes
 from wkvm_core.state.layout import Fingerprint
+from wkvm_proto.names import ErrorCode
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _MIX_ORDER: Final = ("x_r", "x_k", "x_v", "x_w", "x_a", "x_g")
@@ -29,8 +31,11 @@ _LOW_ORDER: Final = ("v", "w", "a", "g")
 _LOW_PLANES: Final = (2, 3, 4, 5)
 _LOW_ACTS: Final = (Act.NONE, Act.TANH, Act.NONE, Act.SIGMOID)
 _VECTORS: Final = ("v0", "w0", "a0", "k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
+_FEW: Final = 8
+"""Tokens of a launch for which there are products in CUDA C++."""
 _FUSED: Final = 128
-"""Tokens of a launch up to which our own products are faster than cuBLAS's, which add an activation's pass."""
+"""Tokens of a launch up to which our own products are faster than cuBLAS's: half as many from `_WIDE` on."""
+_WIDE: Final = 4096
 
 
 class Options(TypedDict):
@@ -105,11 +110,14 @@ class GpuRwkv7:
         self.compute_dtype = options["compute_dtype"]
         self.num_parameters = sum(tensor.numel() for tensor in tensors.values())
         self._sizes = sizes
+        self._fused = _FUSED if sizes.hidden < _WIDE else _FUSED // 2
         self._device = options["device"]
         self._dtype = _DTYPES[self.compute_dtype]
         with torch.inference_mode():
             self._pack(tensors)
-        self._wkv7 = _operations(_DTYPES[options["state_dtype"]], self._dtype, self._device)
+        self._plane_dtype = torch.float32 if self.deterministic else self._dtype
+        self._wkv7 = _operations(_DTYPES[options["state_dtype"]], self._dtype, self._plane_dtype, self._device)
+        self._few = _few(self._dtype, self._device) if self._dtype != torch.float32 and not self.deterministic else None
         self._views: tuple[object, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
 
     # ---------------------------------------------------------------------------------------------- weights
@@ -201,13 +209,13 @@ class GpuRwkv7:
             self._attended = numbers(max_tokens * hidden)
             self._product = numbers(max_tokens * hidden)
             split = max(self._tiles(1).output.split, self._tiles(1).ffn_value.split)
-            partial = max_tokens if self.deterministic else min(max_tokens, _FUSED)
+            partial = max_tokens if self.deterministic else min(max_tokens, self._fused)
             self._partial = numbers(split * partial * hidden, dtype=torch.float32)
             self._hidden = numbers(max_tokens * self._ffn)
-            plane_dtype = torch.float32 if self.deterministic else dtype
-            self._planes = numbers(4 * max_tokens * hidden, dtype=plane_dtype)
+            self._planes = numbers(5 * max_tokens * hidden, dtype=self._plane_dtype)
             self._decay = numbers(max_tokens * hidden, dtype=torch.float32)
-            self._read_out = numbers(max_tokens * hidden, dtype=plane_dtype)
+            self._read_out = numbers(max_tokens * hidden, dtype=self._plane_dtype)
+            self._counted = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
             self._last = (
                 numbers(max_rows, hidden, dtype=torch.float32),
                 numbers(max_rows, hidden, dtype=torch.float32),
@@ -221,11 +229,11 @@ class GpuRwkv7:
         split_f = _split(self._sizes.hidden, self._ffn)
         if tokens <= 16 and not self.deterministic:
             return Tiles(
-                into=Tile(16, 64, 256, 1, 4, 4),
+                into=Tile(16, 64, 256, 1, 8, 4),
                 up=Tile(16, 32, 64, 1, 4, 4),
-                output=Tile(16, 64, 128, split_c, 4, 5),
+                output=Tile(16, 64, 256, split_c, 4, 4),
                 ffn_key=Tile(16, 64, 256, 1, 4, 4),
-                ffn_value=Tile(16, 64, 128, split_f, 4, 5),
+                ffn_value=Tile(16, 64, 256, split_f, 4, 4),
                 head=Tile(16, 64, 128, 1, 4, 5),
             )
         if tokens <= 64 or self.deterministic:
@@ -240,13 +248,13 @@ class GpuRwkv7:
         wide = Tile(128, 256, 64, 1, 8, 3) if tokens >= 512 else Tile(128, 128, 64, 1, 8, 4)
         return Tiles(
             into=Tile(64, 64, 64, 1, 4, 5)
-            if tokens <= _FUSED
+            if tokens <= self._fused
             else Tile(64, 32, 128, 1, 4, 5)
             if tokens <= 512
             else Tile(128, 64, 128, 1, 8, 3),
             up=Tile(64, 128, 64, 1, 4, 4),
             output=Tile(64, 64, 128, max(split_c // 2, 1), 4, 5),
-            ffn_key=Tile(128, 64, 64, 1, 4, 5) if tokens <= _FUSED else wide,
+            ffn_key=Tile(128, 64, 64, 1, 4, 5) if tokens <= self._fused else wide,
             ffn_value=Tile(128, 64, 64, split_f, 4, 5),
             head=Tile(64, 64, 64, 1, 4, 5),
         )
@@ -300,7 +308,7 @@ class GpuRwkv7:
             if not single:
                 assert bounds is not None
                 mix.commit((last_att, last_ffn), (shift_att, shift_ffn), write, bounds)
-            project.grouped(mixed[:1], layer.ffn_key, self._key_table, hidden_units, tiles.ffn_key)
+            self._grouped(mixed[:1], layer.ffn_key, self._key_table, hidden_units, tiles.ffn_key)
             parts = self._product_of(hidden_units, layer.ffn_value, tiles.ffn_value)
         assert parts is not None
         return self._logits_of(x, parts, batch.wanted)
@@ -316,9 +324,9 @@ class GpuRwkv7:
         """r, k, v `[3, T, C]` and the activated inner low-rank vectors `[T, R]`."""
         tokens, hidden = mixed.shape[1:]
         width = 3 * hidden + self._low_rows
-        if tokens <= _FUSED or self.deterministic:
+        if tokens <= self._fused or self.deterministic:
             whole = self._projected[: tokens * width].view(1, tokens, width)
-            project.grouped(mixed, layer.into, self._into_table, whole, tile)
+            self._grouped(mixed, layer.into, self._into_table, whole, tile)
             return whole[0, :, : 3 * hidden].view(tokens, 3, hidden).transpose(0, 1), whole[0, :, 3 * hidden :]
         rkv = self._projected[: 3 * tokens * hidden].view(3, tokens, hidden)
         inner = self._projected[3 * tokens * hidden : tokens * width].view(1, tokens, self._low_rows)
@@ -327,13 +335,23 @@ class GpuRwkv7:
         project.grouped(mixed, layer.into[3 * hidden :], self._low_table, inner, tile)
         return rkv, inner[0]
 
+    def _grouped(
+        self, x: torch.Tensor, weight: torch.Tensor, granules: torch.Tensor, out: torch.Tensor, tile: Tile
+    ) -> None:
+        """By the kernel for very few tokens where there is one for the shape."""
+        few = self._few
+        if few is not None and x.shape[1] <= _FEW and few.warps(weight.shape[1], tile.split) is not None:
+            few.grouped(x, weight, granules, out, split=tile.split)
+        else:
+            project.grouped(x, weight, granules, out, tile, ahead=tile.split > 1 and tile.rows == 16)
+
     def _product_of(self, x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
         """What `x [1, T, K]` adds to the residual stream, in parts `[S, T, C]`."""
         tokens, hidden = x.shape[1], weight.shape[0]
-        if tokens <= _FUSED or self.deterministic:
+        if tokens <= self._fused or self.deterministic:
             size = tile.split * tokens * hidden
             parts = self._partial[:size].view(tile.split, tokens, hidden)
-            project.grouped(x, weight, self._plain_table, parts, tile, ahead=tokens <= 16)
+            self._grouped(x, weight, self._plain_table, parts, tile)
             return parts
         product = self._product[: tokens * hidden].view(1, tokens, hidden)
         torch.mm(x[0], weight.t(), out=product[0])
@@ -352,13 +370,12 @@ class GpuRwkv7:
         first: bool,
     ) -> None:
         tokens, hidden = attended.shape
-        planes = self._planes[: 4 * tokens * hidden].view(4, tokens, hidden)
+        planes = self._planes[: 5 * tokens * hidden].view(5, tokens, hidden)
         decay, read_out = (buffer[: tokens * hidden].view(tokens, hidden) for buffer in (self._decay, self._read_out))
         wkv7.prepare(rkv, low, v_first, layer.vectors, planes, decay, first=first)
-        bounds = batch.bounds
-        assert bounds is not None
-        self._wkv7.scan(wkv, batch.read, batch.write, bounds, rkv, planes, decay, read_out)
-        wkv7.finish(read_out, rkv, planes, low, layer.vectors, attended)
+        bounds = batch.bounds if batch.bounds is not None else self._counted[: tokens + 1]
+        self._wkv7.scan(wkv, batch.read, batch.write, bounds, planes, decay, read_out)
+        wkv7.finish(read_out, planes, low, layer.vectors, attended)
 
     def _logits_of(self, x: torch.Tensor, parts: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         count = wanted.shape[0]
@@ -367,14 +384,34 @@ class GpuRwkv7:
             return logits[:, : self.vocab_size]
         final = self._final[:count]
         mix.final(x, parts, self._ln_out.weight, self._ln_out.bias, wanted, final)
-        if count <= _FUSED or self.deterministic or self._dtype == torch.float32:
-            project.grouped(final[None], self._head, self._head_table, logits[None], self._tiles(count).head)
+        if count <= self._fused or self.deterministic or self._dtype == torch.float32:
+            self._grouped(final[None], self._head, self._head_table, logits[None], self._tiles(count).head)
         else:
             torch.mm(final, self._head.t(), out_dtype=torch.float32, out=logits)
         return logits[:, : self.vocab_size]
 
 
-def _operations(state_dtype: torch.dtype, dtype: torch.dtype, device: torch.device) -> wkv7.Wkv7 | Any:
+class InvariantGpuRwkv7(GpuRwkv7):
+    """The arithmetic of a token depends neither on batch size nor on chunk borders, nor on being read or decoded.
+
+    Every product is cut in the same tiles whatever the number of tokens, its sums in one order; the recurrence goes
+    token by token through the same kernels when it reads and when it decodes, from planes that are not rounded."""
+
+    deterministic = True
+
+    def __init__(
+        self, name: str, tensors: Mapping[str, torch.Tensor], sizes: Sizes, **options: Unpack[Options]
+    ) -> None:
+        """tensors: canonical. Refuses a 16-bit state: it is rounded wherever a chunk ends."""
+        if options["state_dtype"] != "float32":
+            message = f"deterministic mode keeps states in float32, not in {options['state_dtype']}"
+            raise Refused(ErrorCode.BAD_CONFIG, message, param="state_dtype")
+        super().__init__(name, tensors, sizes, **options)
+
+
+def _operations(
+    state_dtype: torch.dtype, dtype: torch.dtype, plane_dtype: torch.dtype, device: torch.device
+) -> wkv7.Wkv7 | Any:
     """The fastest there are: CUDA C++ where its compiler is installed, else Triton."""
     if device.type != "cuda":
         return wkv7.Wkv7(state_dtype)
@@ -382,7 +419,18 @@ def _operations(state_dtype: torch.dtype, dtype: torch.dtype, device: torch.devi
         from wkvm_core.kernels.wkv7.cuda import Wkv7
     except ImportError:
         return wkv7.Wkv7(state_dtype)
-    return Wkv7(state_dtype, dtype, device)
+    return Wkv7(state_dtype, dtype, device, plane_dtype=plane_dtype)
+
+
+def _few(dtype: torch.dtype, device: torch.device) -> Any:
+    """Products of very few tokens in CUDA C++, or None where its compiler is not installed."""
+    if device.type != "cuda":
+        return None
+    try:
+        from wkvm_core.kernels.project.cuda import Few
+    except ImportError:
+        return None
+    return Few(dtype, device)
 
 
 def _rounded_up(count: int) -> int:
