@@ -23,8 +23,8 @@ _FEW: Final = 64
 """Rows times heads up to which a head of the scan is spread over several blocks: latency counts, not throughput."""
 _MANY: Final = 2048
 """Rows times heads from which `stream` is faster than Triton's step."""
-_STREAM_WARPS: Final = {torch.float32: 6, torch.float16: 12, torch.bfloat16: 12}
-_STREAM_BYTES: Final = {torch.float32: 6 * 2 * 16384, torch.float16: 12 * 2 * 8192, torch.bfloat16: 12 * 2 * 8192}
+_STREAM_WARPS: Final = {torch.float32: 6, torch.float16: 8, torch.bfloat16: 8}
+_STREAM_BYTES: Final = {torch.float32: 6 * 2 * 16384, torch.float16: 8 * 3 * 8192, torch.bfloat16: 8 * 3 * 8192}
 
 
 class Wkv7:
@@ -39,8 +39,8 @@ class Wkv7:
         plane_dtype: torch.dtype | None = None,
         dither: bool = True,
     ) -> None:
-        """dtype: of activations; plane_dtype: of the scan's planes, the same unless told; dither: stochastic rounding of
-        a 16-bit state."""
+        """dtype: of activations; plane_dtype: of the scan's planes, the same unless told; dither: stochastic rounding
+        of a 16-bit state."""
         pair = f"{_NAMES[state_dtype]}, {_NAMES[dtype]}"
         rounding = "true" if dither and state_dtype != torch.float32 else "false"
         streams = {first: f"stream<{pair}, {str(first).lower()}, {rounding}>" for first in (True, False)}

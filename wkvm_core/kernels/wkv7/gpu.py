@@ -359,7 +359,7 @@ def prepare(
     *,
     first: bool,
 ) -> None:
-    """What `scan` takes, from the same tensors as `step`: planes `[5, T, C]` r, k, v, a, b and decay float32 `[T, C]`."""
+    """What `scan` takes, of the same tensors as `step`: planes `[5, T, C]` r, k, v, a, b; decay float32 `[T, C]`."""
     tokens, hidden = decay.shape
     grid, block = _by_heads(tokens, hidden)
     _prepare[grid](

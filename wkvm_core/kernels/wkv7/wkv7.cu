@@ -157,7 +157,7 @@ __device__ __forceinline__ void wait_full(i64* full, u32 phase) {
 // memory is busy while a warp computes. Decay, keys and gates are prepared here, group norm, bonus and gate applied.
 // Lane l works on the value rows 4 n + l / 8, and alone on the channels 4 (l % 8) + l / 8 and that plus 32.
 template <typename S> struct Stream {
-    static const int warps = sizeof(S) == 4 ? 6 : 12, stages = 2, bytes = 4096 * sizeof(S);
+    static const int warps = sizeof(S) == 4 ? 6 : 8, stages = sizeof(S) == 4 ? 2 : 3, bytes = 4096 * sizeof(S);
 };
 
 template <typename S, typename T, bool FIRST, bool DITHER>
@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(Stream<S>::warps * 32, 1)
     constexpr int WARPS = Stream<S>::warps, STAGES = Stream<S>::stages;
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ __align__(16) float all_planes[WARPS][5][64];  // r k w a b
+    __shared__ float all_own[WARPS][8][64];
     __shared__ i64 all_full[WARPS][STAGES];
     const int heads = hidden / 64, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const int mine = blockIdx.x * WARPS + warp, head = mine % heads, value = lane >> 3, channel = (lane & 7) * 4 + value;
@@ -192,11 +193,9 @@ __global__ void __launch_bounds__(Stream<S>::warps * 32, 1)
                                             state_in + read[row + stage * per_row] * slot_stride + head * 4096, full + stage);
     }
     __syncwarp();
-    float own[8][2];
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) own[n][i] = vectors[n * hidden + head * 64 + channel + 32 * i];
+    float (&own)[8][64] = all_own[warp];
+    for (int n = lane; n < 8 * 64; n += 32) own[n / 64][n % 64] = vectors[n / 64 * hidden + head * 64 + n % 64];
+    __syncwarp();
     wait_for_earlier();
     T inputs[8][2];
     auto take = [&](i64 row) {
@@ -229,16 +228,16 @@ __global__ void __launch_bounds__(Stream<S>::warps * 32, 1)
                 one_k[i] = wide(inputs[1][i]);
                 v[i] = wide(inputs[2][i]);
                 gate[i] = wide(inputs[6][i]);
-                rate[i] = sigmoid(own[A0][i] + wide(inputs[5][i]));
-                planes[2][c] = __expf(-0.6065306597126334f * sigmoid(own[W0][i] + wide(inputs[4][i])));
+                rate[i] = sigmoid(own[A0][channel + 32 * i] + wide(inputs[5][i]));
+                planes[2][c] = __expf(-0.6065306597126334f * sigmoid(own[W0][channel + 32 * i] + wide(inputs[4][i])));
                 if (FIRST) {
                     narrow(v[i], v_first[(i64)row * hidden + head * 64 + c]);
                 } else {
-                    v[i] += (wide(inputs[7][i]) - v[i]) * sigmoid(own[V0][i] + wide(inputs[3][i]));
+                    v[i] += (wide(inputs[7][i]) - v[i]) * sigmoid(own[V0][channel + 32 * i] + wide(inputs[3][i]));
                 }
-                kk[i] = one_k[i] * own[K_K][i];
-                one_k[i] *= 1.0f + (rate[i] - 1.0f) * own[K_A][i];
-                bonus += one_r[i] * one_k[i] * own[R_K][i];
+                kk[i] = one_k[i] * own[K_K][channel + 32 * i];
+                one_k[i] *= 1.0f + (rate[i] - 1.0f) * own[K_A][channel + 32 * i];
+                bonus += one_r[i] * one_k[i] * own[R_K][channel + 32 * i];
             }
             float scale = rsqrtf(fmaxf(over_warp(kk[0] * kk[0] + kk[1] * kk[1]), 1e-24f));
             bonus = over_warp(bonus);
@@ -298,7 +297,7 @@ __global__ void __launch_bounds__(Stream<S>::warps * 32, 1)
         const float scale = rsqrtf(over_warp(y[0] * y[0] + y[1] * y[1]) * (1.0f / 64) + 64e-5f);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float normed = y[i] * scale * own[LN_WEIGHT][i] + own[LN_BIAS][i];
+            const float normed = y[i] * scale * own[LN_WEIGHT][channel + 32 * i] + own[LN_BIAS][channel + 32 * i];
             narrow((normed + bonus * v[i]) * gate[i], out[(i64)row * hidden + head * 64 + channel + 32 * i]);
         }
         write_slot = next_write_slot;
