@@ -15,7 +15,8 @@ from wkvm_core.state.layout import Fingerprint, StateLayout
 class Batch:
     """The rows of one launch, ragged and concatenated: row r owns tokens `offsets[r]:offsets[r + 1]`.
 
-    Every row has at least one token. No slot is written by one row and read by another.
+    Every row has at least one token; on an accelerator there may be rows of none besides, which pad the tables and
+    leave their slots alone. No slot is written by one row and read by another.
     """
 
     tokens: torch.Tensor
@@ -36,7 +37,8 @@ class Batch:
     @property
     def single(self) -> bool:
         """Every row has exactly one token: a pure decode step."""
-        return len(self.offsets) - 1 == self.tokens.shape[0]
+        rows = len(self.offsets) - 1
+        return rows == self.tokens.shape[0] and self.offsets == tuple(range(rows + 1))
 
 
 class Model(Protocol):
