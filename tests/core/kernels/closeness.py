@@ -8,8 +8,10 @@ import torch
 
 BOUNDS: Final = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 """Relative error in the Euclidean norm against float64 on the same inputs, by the coarsest dtype that anything is
-rounded to on the way. Two roundings to nearest, or one at random, leave at most so much in 16 bits; float32 is left room
-for sums of some thousand terms and for the device's own exp."""
+rounded to on the way. Two roundings to nearest, or one at random, leave at most so much in 16 bits; float32 is left
+room for sums of some thousand terms and for the device's own exp."""
+TENSOR_CORE_BOUND: Final = 5e-5
+"""Of sums in float32 of products of 16-bit numbers: tensor cores cut off what they do not keep, always towards zero."""
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 

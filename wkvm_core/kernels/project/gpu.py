@@ -34,8 +34,7 @@ class Tile:
 @triton.jit
 def _activated(y, act):
     if act == _RELU2:
-        y = tl.maximum(y, 0.0)
-        y = y * y
+        y = tl.where(y <= 0.0, 0.0, y * y)  # NaN stays
     if act == _SIGMOID:
         y = 1.0 / (1.0 + tl.exp(-y))
     if act == _TANH:
