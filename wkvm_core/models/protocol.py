@@ -15,8 +15,8 @@ from wkvm_core.state.layout import Fingerprint, StateLayout
 class Batch:
     """The rows of one launch, ragged and concatenated: row r owns tokens `offsets[r]:offsets[r + 1]`.
 
-    No slot is written by one row and read by another. Every row has at least one token, but on an accelerator a ragged
-    batch may be padded with rows of none, which read the zero slot and write the sink.
+    Every row has at least one token; on an accelerator there may be rows of none besides, which pad the tables and
+    leave their slots alone. No slot is written by one row and read by another.
     """
 
     tokens: torch.Tensor
