@@ -26,7 +26,7 @@ class CompileError(RuntimeError):
 class Kernel:
     """One kernel of a loaded module."""
 
-    def __init__(self, function: Any, types: Sequence[Any], shared_bytes: int) -> None:
+    def __init__(self, function: Any, types: Sequence[Any], shared_bytes: int, *, early: bool) -> None:
         self._function = function
         self._types = tuple(types)
         self._config = driver.CUlaunchConfig()
@@ -34,7 +34,7 @@ class Kernel:
         if shared_bytes:
             attribute_name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuFuncSetAttribute(function, attribute_name, shared_bytes)[0], "shared memory")
-        if PDL:
+        if PDL and early:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
@@ -64,11 +64,13 @@ class Module:
             _check(status, f"loading {source.name}")
         self._names = dict(zip(instances, names, strict=True))
 
-    def kernel(self, instance: str, types: Sequence[Any], *, shared_bytes: int = 0) -> Kernel:
-        """The instance, its parameters being of these ctypes, with so much dynamic shared memory a block."""
+    def kernel(self, instance: str, types: Sequence[Any], *, shared_bytes: int = 0, early: bool = True) -> Kernel:
+        """The instance, its parameters being of these ctypes, with so much dynamic shared memory a block.
+
+        early: it may start while the launch before it ends; see `wkvm_core.kernels.launch`."""
         status, function = driver.cuModuleGetFunction(self._module, self._names[instance])
         _check(status, instance)
-        return Kernel(function, types, shared_bytes)
+        return Kernel(function, types, shared_bytes, early=early)
 
 
 def _check(status: Any, what: str) -> None:

@@ -48,8 +48,9 @@ class Wkv7:
         scans = {rows: f"scan<{planes}, {rows}, {rounding}>" for rows in (1, 2, 4)}
         module = Module(Path(__file__).with_name("wkv7.cu"), [*streams.values(), *scans.values()], device)
         shared = _STREAM_BYTES[state_dtype]
+        # Blocks of a scan that start while the launch before them still runs crowd on the processors that it left first.
         self._streams = {first: module.kernel(name, _STREAM, shared_bytes=shared) for first, name in streams.items()}
-        self._scans = {rows: module.kernel(name, _SCAN) for rows, name in scans.items()}
+        self._scans = {rows: module.kernel(name, _SCAN, early=False) for rows, name in scans.items()}
         self._few = gpu.Wkv7(state_dtype, dither=dither)
         self._warps = _STREAM_WARPS[state_dtype]
         self._blocks = torch.cuda.get_device_properties(device).multi_processor_count
