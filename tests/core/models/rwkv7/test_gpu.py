@@ -21,8 +21,8 @@ from wkvm_core.models.rwkv7.model import Rwkv7
 from wkvm_core.models.rwkv7.names import canonical_tensors
 
 BOUNDS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 8e-2}
-"""Relative error of logits and of state against float32 on the same weights, by the coarser of the dtypes of products and
-of state: a launch rounds about ten times a block, and random weights make no rounding smaller."""
+"""Relative error of logits and of state against float32 on the same weights, by the coarser of the dtypes of products
+and of state: a launch rounds about ten times a block, and random weights make no rounding smaller."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MOST = 700
 """Tokens and rows of the largest launch."""
@@ -35,7 +35,7 @@ class Kind:
     shape: Shape
     compute: str = "float32"
     state: str = "float32"
-    tokens: int = 24
+    tokens: int = 12
 
     def __str__(self) -> str:
         return f"{self.shape}-{self.compute}-{self.state}"
@@ -69,8 +69,8 @@ class Kind:
 
 
 class OnDevice:
-    """Takes launches as they are made for the CPU, brings them to the device and gives logits that stay. `padding`: rows
-    without tokens behind every row of a launch that is not `single`."""
+    """Takes launches as they are made for the CPU, brings them to the device and gives logits that stay. `padding`:
+    rows without tokens behind every row of a launch that is not `single`."""
 
     def __init__(self, model: GpuRwkv7, padding: int = 0) -> None:
         self.model, self.padding = model, padding
@@ -116,10 +116,10 @@ LARGE = (
     Shape(hidden=2560, layers=2, vocab=8191, ranks=(96, 96, 64, 320), ffn=8992),
     Shape(hidden=4096, layers=2, vocab=4096, ranks=(128, 128, 96, 480), ffn=16_384),
 )
+NARROW = [Kind(SMALL, "float16", "float16"), Kind(ODD, "float32", "bfloat16")]
+"""Dtypes and widths whose values are compared, by the interpreter too; it is too slow for more of them."""
 KINDS = [
     Kind(SMALL),
-    Kind(SMALL, "float16", "float16"),
-    Kind(ODD, "float32", "bfloat16"),
     *(
         pytest.param(Kind(shape, compute, state, tokens=200), marks=pytest.mark.gpu)
         for shape in LARGE
@@ -129,8 +129,7 @@ KINDS = [
     pytest.param(Kind(LARGE[1], tokens=200), marks=pytest.mark.gpu),
 ]
 FIRM = [
-    Kind(SMALL),
-    Kind(SMALL, "float16"),
+    Kind(SMALL, tokens=7),
     *(
         pytest.param(Kind(shape, compute, tokens=200), marks=pytest.mark.gpu)
         for shape in LARGE[:4]
@@ -182,15 +181,16 @@ def test_a_prompt_read_at_once_equals_the_model_of_the_cpu(kind: Kind) -> None:
     assert_agrees(kind, kind.made(), [kind.prompt()])
 
 
+@pytest.mark.parametrize("kind", [*NARROW, *KINDS], indirect=True, ids=str)
 def test_chunks_and_single_tokens_equal_the_model_of_the_cpu(kind: Kind) -> None:
     end = kind.tokens
-    assert_agrees(kind, kind.made(), cut(kind.prompt(), [1, 2, 9, end - 4, end - 3, end - 2, end - 1]))
+    assert_agrees(kind, kind.made(), cut(kind.prompt(), [1, 2, 7, end - 2, end - 1]))
 
 
 @pytest.mark.parametrize("shape", [SMALL, *(pytest.param(shape, marks=pytest.mark.gpu) for shape in LARGE)], ids=str)
 def test_launches_on_both_sides_of_every_border_between_kernels_equal_the_model_of_the_cpu(shape: Shape) -> None:
     """Of as many tokens as there are kernels for; with little to read in the interpreter."""
-    sizes = (7, 8, 9, 16, 17) if shape == SMALL else (7, 8, 9, 16, 17, 63, 64, 65, 128, 129, 511, 512, 513)
+    sizes = (8, 9, 17) if shape == SMALL else (7, 8, 9, 16, 17, 63, 64, 65, 128, 129, 511, 512, 513)
     kind = Kind(shape) if shape == SMALL else Kind(shape, "bfloat16")
     prompt = tokens_of(shape, sum(sizes))
     assert_agrees(kind, kind.made(), cut(prompt, list(accumulate(sizes))))
@@ -213,8 +213,7 @@ def mixed(kind: Kind, seed: int) -> tuple[list[list[int]], list[int], list[int]]
 def filled(kind: Kind, model: Model | OnDevice, device: torch.device | None = None) -> Families:
     """A bank of nine slots, in three of which something was read."""
     families = bank(model.layout, 9, device)
-    for slot in (2, 3, 4):
-        run(model, families, slot, [kind.prompt()[slot : slot + 5]])
+    model.forward(launch([kind.prompt()[slot : slot + 2] for slot in (2, 3, 4)], [0, 0, 0], [2, 3, 4]), families)
     return families
 
 
@@ -247,7 +246,7 @@ def test_rows_and_slots_in_another_order_give_the_same_bits(kind: Kind, decodes:
 
 
 @pytest.mark.parametrize("family", [GpuRwkv7, InvariantGpuRwkv7])
-@pytest.mark.parametrize("padding", [1, 3])
+@pytest.mark.parametrize("padding", [1, pytest.param(3, marks=pytest.mark.gpu)])
 def test_rows_without_tokens_change_no_bit_of_the_others(kind: Kind, family: type[GpuRwkv7], padding: int) -> None:
     if family.deterministic:
         kind = replace(kind, state="float32")
@@ -321,14 +320,14 @@ def alone(kind: Kind, model: OnDevice) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_the_deterministic_model_equals_the_model_of_the_cpu(firm: Kind) -> None:
-    assert_agrees(firm, firm.made(InvariantGpuRwkv7), cut(firm.prompt(), [11, 12]))
+    assert_agrees(firm, firm.made(InvariantGpuRwkv7), cut(firm.prompt(), [firm.tokens // 2, firm.tokens // 2 + 1]))
 
 
 def test_every_chunking_gives_the_same_bits_as_token_by_token(firm: Kind) -> None:
     model = firm.made(InvariantGpuRwkv7)
     logits, state = alone(firm, model)
     chance = random.Random(3)
-    for borders in ([], [1], [firm.tokens - 1], [chance.randrange(firm.tokens) for _ in range(5)]):
+    for borders in ([], [1, firm.tokens - 1], [chance.randrange(firm.tokens) for _ in range(3)]):
         families = bank(model.layout, 3, DEVICE)
         assert torch.equal(run(model, families, 2, cut(firm.prompt(), borders)), logits), borders
         assert torch.equal(slot_of(families, 2), state), borders
@@ -338,11 +337,11 @@ def test_neighbours_change_no_bit_whether_they_read_or_decode(firm: Kind) -> Non
     model = firm.made(InvariantGpuRwkv7)
     logits, state = alone(firm, model)
     chance = random.Random(13)
-    for many in (1, 4, 20):
+    for many in (3,) if firm.shape == SMALL else (1, 4, 20):
         families = bank(model.layout, 3 + many, DEVICE)
         position, seen = 0, []
         while position < firm.tokens:
-            length = chance.choice((1, 1, 7, 16, 80))
+            length = chance.choice((1, 1, 3, 16, 80))
             mine = firm.prompt()[position : position + length]
             rows = [[chance.randrange(firm.shape.vocab)] * chance.choice((1, 1, 5)) for _ in range(many)]
             if length == 1:
@@ -355,11 +354,8 @@ def test_neighbours_change_no_bit_whether_they_read_or_decode(firm: Kind) -> Non
             start = batch.offsets[place]
             seen.append(model.forward(batch, families)[start : start + len(mine)])
             position += len(mine)
-            if firm.tokens < 100 and many == 20:  # enough for the interpreter
-                break
-        assert torch.equal(torch.cat(seen), logits[:position])
-        if position == firm.tokens:
-            assert torch.equal(slot_of(families, 2), state)
+        assert torch.equal(torch.cat(seen), logits)
+        assert torch.equal(slot_of(families, 2), state)
 
 
 @pytest.mark.parametrize("state", ["float16", "bfloat16"])
