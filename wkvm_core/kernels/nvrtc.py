@@ -1,15 +1,16 @@
 """CUDA C++ sources compiled when first used (NVRTC, which comes with torch), and launched on torch's current stream.
 
 Cubins are kept in the user's cache folder under the hash of source, options and compiler, so a second start compiles
-nothing."""
+nothing. Importing this raises ImportError where the compiler or its bindings are not installed."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from blake3 import blake3
@@ -17,6 +18,29 @@ from cuda.bindings import driver, nvrtc
 
 from wkvm_core.errors import DeviceLost
 from wkvm_core.kernels.launch import PDL
+
+
+def _compiler() -> tuple[int, int]:
+    """The compiler's version, once it is loaded. The bindings look for it in the folders of the interpreter; its wheel
+    may also lie elsewhere on the path."""
+    try:
+        return _version()
+    except RuntimeError:
+        places = [library for folder in sys.path for library in Path(folder, "nvidia").glob("*/lib/libnvrtc.so.*")]
+        if not places:
+            raise ImportError("the library of NVRTC is not installed") from None
+        for built_in in places[0].parent.glob("libnvrtc-builtins.so.*"):  # it would look for them elsewhere
+            ctypes.CDLL(str(built_in))
+        ctypes.CDLL(str(places[0]))
+        return _version()
+
+
+def _version() -> tuple[int, int]:
+    _, major, minor = nvrtc.nvrtcVersion()
+    return major, minor
+
+
+_VERSION: Final = _compiler()
 
 
 class CompileError(RuntimeError):
@@ -84,8 +108,7 @@ POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 def compiled(source: str, instances: tuple[str, ...], arch: str) -> tuple[bytes, list[bytes]]:
     """The cubin and the instances' mangled names. Needs no GPU. Raises CompileError."""
     options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
-    version = nvrtc.nvrtcVersion()[1:]
-    key = blake3(repr((source, instances, options, version)).encode()).hexdigest()
+    key = blake3(repr((source, instances, options, _VERSION)).encode()).hexdigest()
     kept = _cache() / f"{key}.cubin"
     try:
         head, _, cubin = kept.read_bytes().partition(b"\0\0")
