@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from wkvm_core.exec.bank import StateBank
+from wkvm_core.exec.eager import EagerStepper
 from wkvm_core.exec.lanes import Lanes
-from wkvm_core.exec.runner import EagerStepper, Runner
+from wkvm_core.exec.runner import Runner
 from wkvm_core.exec.sampler import Sampler
+from wkvm_core.exec.stepper import Stepper
 from wkvm_core.models.protocol import Model
 from wkvm_core.sched.limits import Limits
 from wkvm_core.sched.outcomes import Failure, Finish
@@ -50,16 +52,31 @@ class Core:
         slice_tokens: int = 0,
         overlap: int = 0,
         vocabulary: list[bytes] | None = None,
+        device: torch.device | str = "cpu",
+        graphs: bool = False,
+        buckets: tuple[int, ...] = (),
     ) -> None:
-        device = torch.device("cpu")
+        """graphs: run by the GPU's stepper, captured where the device is one."""
+        device = torch.device(device)
         self.model = model
         self.bank = StateBank(model.layout, slots, device)
-        self.lanes = Lanes.open(rows, model.vocab_size, device)
+        self.lanes: Lanes = Lanes.open(rows, model.vocab_size, device)
         self.host = HostArena(blocks, model.layout.slot_bytes)
         self.arena, self.blocks = Arena(slots), Blocks(blocks)
-        limits = Limits(rows, max(step_tokens, rows), chunk_tokens, 10_000, 10**9, slice_tokens)
+        step_tokens = max(step_tokens, rows)
+        limits = Limits(rows, step_tokens, chunk_tokens, 10_000, 10**9, slice_tokens)
         self.scheduler = Scheduler(self.arena, self.blocks, limits, model.fingerprint)
-        stepper = EagerStepper(model, self.bank, self.lanes, Sampler(self.lanes))
+        stepper: Stepper = EagerStepper(model, self.bank, self.lanes, Sampler(self.lanes))
+        if graphs:
+            from wkvm_core.exec.device_lanes import DeviceLanes
+            from wkvm_core.exec.gpu_sampler import GpuSampler
+            from wkvm_core.exec.graph_stepper import GraphStepper
+
+            self.lanes = lanes = DeviceLanes(rows, model.vocab_size, device, rows)
+            model.reserve(step_tokens, rows + 1)
+            sampler = GpuSampler(lanes, rows + 1)
+            readings = ((16, 1), (32, 4)) if step_tokens >= 32 and rows >= 4 else ()
+            stepper = GraphStepper.open(model, self.bank, lanes, sampler, step_tokens, buckets or (rows,), readings)
         self.runner = Runner(self.bank, self.lanes, stepper, self.host.view)
         table = vocabulary or [bytes([byte]) for byte in range(256)]
         self.compiler = StopCompiler(VocabularyBytes(table), model.vocab_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import sys
@@ -14,30 +13,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from wkvm_core import __version__
-from wkvm_core.daemon.config import Capacity, CoreConfig, Places, resolve
+from wkvm_core.daemon.capacity import Capacity
+from wkvm_core.daemon.config import CoreConfig, Places
 from wkvm_core.daemon.desk import Desk
 from wkvm_core.daemon.door import Door
+from wkvm_core.daemon.hardware import find_hardware
 from wkvm_core.daemon.inbox import Drain, Inbox
 from wkvm_core.daemon.loop import Loop
 from wkvm_core.daemon.mail import Mail
-from wkvm_core.daemon.memory import available_bytes, resident_bytes
+from wkvm_core.daemon.memory import resident_bytes
 from wkvm_core.daemon.meters import Meters
 from wkvm_core.daemon.notify import Notifier
 from wkvm_core.errors import Refused
-from wkvm_core.exec.bank import StateBank
-from wkvm_core.exec.lanes import Lanes
-from wkvm_core.exec.runner import EagerStepper, Runner
-from wkvm_core.exec.sampler import Sampler
+from wkvm_core.exec.runner import Runner
 from wkvm_core.models.open import DEMO_MODEL, has_files, open_model
-from wkvm_core.models.protocol import Batch, Model
+from wkvm_core.models.protocol import Model
 from wkvm_core.sched.scheduler import Scheduler
 from wkvm_core.state.arena import Arena, Blocks
-from wkvm_core.state.slots import SINK_SLOT, ZERO_SLOT
 from wkvm_core.store.catalog import Catalog
-from wkvm_core.store.host import HostArena
 from wkvm_proto.messages import ModelCard
 from wkvm_proto.names import ErrorCode
 
@@ -59,6 +53,8 @@ class Engine:
     inbox: Inbox
     mail: Mail
     loop: Loop
+    lines: list[str]
+    """What else was resolved, for people."""
 
 
 def serve(config: CoreConfig, where: Places, say: Say) -> None:
@@ -70,7 +66,7 @@ def serve(config: CoreConfig, where: Places, say: Say) -> None:
         notifier.status(text)
 
     with open_engine(config, where, progress, notifier) as engine:
-        for line in describe(engine.card, engine.capacity, where):
+        for line in describe(engine.card, engine.capacity, where) + engine.lines:
             say(line)
         _drain_on_signals(engine.inbox)
         say(f"ready at {where.address}")
@@ -82,23 +78,21 @@ def serve(config: CoreConfig, where: Places, say: Say) -> None:
 def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Notifier) -> Iterator[Engine]:
     """Loads the model, allocates everything, warms up, and binds the socket last: whoever can connect is served."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    num_cpus = len(os.sched_getaffinity(0))
+    hardware = find_hardware(config)
     model = open_model(
-        _model_path(config.model), compute_dtype=config.dtype, deterministic=config.deterministic, progress=progress
+        _model_path(config.model),
+        compute_dtype=config.dtype or hardware.default_dtype,
+        state_dtype=config.state_dtype,
+        deterministic=config.deterministic,
+        device=hardware.device,
+        progress=progress,
     )
-    capacity = resolve(config, model.layout.slot_bytes, available_bytes(), model.num_parameters, num_cpus)
-    torch.set_num_threads(capacity.threads)
+    machinery = hardware.build(config, model, progress)
+    capacity = machinery.capacity
     card = _card(config, model, capacity)
-    device = torch.device("cpu")
-    bank = StateBank(model.layout, capacity.num_slots, device)
-    lanes = Lanes.open(capacity.limits.max_rows, model.vocab_size, device)
-    host = HostArena(capacity.num_blocks, model.layout.slot_bytes)
-    sampler = Sampler(lanes)
     arena, blocks = Arena(capacity.num_slots), Blocks(capacity.num_blocks)
     scheduler = Scheduler(arena, blocks, capacity.limits, model.fingerprint)
-    runner = Runner(bank, lanes, EagerStepper(model, bank, lanes, sampler), host.view)
-    progress("warming up")
-    warm_up(model, bank, sampler, lanes)
+    runner = Runner(machinery.bank, machinery.lanes, machinery.stepper, machinery.host.view)
 
     inbox, meters, catalog = Inbox(), Meters(), Catalog(blocks)
     mail = Mail(where.address)
@@ -111,7 +105,7 @@ def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Noti
             "wkvm_frontends_connected": float(len(desk.frontends)),
             "wkvm_ipc_bad_frames": float(desk.bad_frames),
             "wkvm_states_named": float(len(catalog)),
-        }
+        } | machinery.gauges()
 
     loop = Loop(
         inbox,
@@ -128,26 +122,10 @@ def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Noti
     where.socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     mail.open(desk)
     try:
-        yield Engine(card, capacity, scheduler, runner, door, inbox, mail, loop)
+        yield Engine(card, capacity, scheduler, runner, door, inbox, mail, loop, machinery.lines)
     finally:
         mail.close()
         where.socket.unlink(missing_ok=True)
-
-
-def warm_up(model: Model, bank: StateBank, sampler: Sampler, lanes: Lanes) -> None:
-    """One small batch through model and sampler, from the zero state into the sink, so that the first request does not
-    pay for what is done once."""
-    with torch.inference_mode():
-        for tokens in (1, 4):
-            batch = Batch(
-                tokens=torch.zeros(tokens, dtype=torch.int64),
-                offsets=(0, tokens),
-                read=torch.tensor([ZERO_SLOT]),
-                write=torch.tensor([SINK_SLOT]),
-                wanted=torch.tensor([tokens - 1]),
-            )
-            logits = model.forward(batch, bank.families)
-            sampler.sample(logits, torch.tensor([lanes.idle]), torch.zeros(1, dtype=torch.bool))
 
 
 def describe(card: ModelCard, capacity: Capacity, where: Places) -> list[str]:
@@ -158,7 +136,7 @@ def describe(card: ModelCard, capacity: Capacity, where: Places) -> list[str]:
     mode = "deterministic" if card.deterministic else "default"
     return [
         f"model    {card.name} ({card.family}, {size})",
-        f"numerics {card.compute_dtype}, {mode} mode, {capacity.threads} threads",
+        f"numerics {card.compute_dtype}, states {card.state_dtype}, {mode} mode, {capacity.threads} threads",
         f"slots    {card.num_slots} of {card.slot_bytes} bytes ({card.num_slots * card.slot_bytes / mib:.0f} MiB), "
         f"{capacity.num_blocks} host blocks ({capacity.num_blocks * card.slot_bytes / mib:.0f} MiB)",
         f"steps    {limits.max_rows} rows, {limits.step_tokens} tokens, {limits.chunk_tokens} a row",

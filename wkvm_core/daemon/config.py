@@ -10,17 +10,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from wkvm_core.errors import Refused
-from wkvm_core.sched.limits import Limits
-from wkvm_core.state.slots import RESERVED_SLOTS
 from wkvm_proto.messages import MAX_FRAME_BYTES
 from wkvm_proto.names import ErrorCode
 from wkvm_proto.settings import setting
 
 _MAX_PROMPT = (MAX_FRAME_BYTES - 2**20) // 4
 _SOCKET_PATH_BYTES = 107
-_CPU_SLOTS = 256
-_CPU_ROWS = 64
-_MANY_THREADS_PARAMETERS = 50_000_000
 
 
 class CoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,8 +25,13 @@ class CoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, setting("`demo`, `counting`, `random:1.5b`, a folder, a .pth or .safetensors file", group="model")
     ] = "demo"
     model_name: Annotated[str, setting("name under which the model is served", group="model")] = ""
+    device: Annotated[str, setting("auto, cpu, cuda or cuda:N", group="model")] = "auto"
     dtype: Annotated[
-        Literal["float32", "bfloat16"], setting("compute dtype of the weights", group="model", metavar="DTYPE")
+        Literal["float32", "bfloat16", "float16"] | None,
+        setting("compute dtype of the weights: float32 on a CPU, bfloat16 on a GPU unless told", group="model"),
+    ] = None
+    state_dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], setting("what states are kept in", group="model")
     ] = "float32"
     deterministic: Annotated[
         bool, setting("cold = cached = resumed = forked, token for token, at the price of speed", group="model")
@@ -42,18 +42,36 @@ class CoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=2**24)] | None, setting("states on the device", group="memory")
     ] = None
+    gpu_memory_utilization: Annotated[
+        float, msgspec.Meta(gt=0.0, le=1.0), setting("part of the GPU's memory to use", group="memory")
+    ] = 0.9
     host_memory_mb: Annotated[
         int, msgspec.Meta(ge=0, le=2**30), setting("host memory for parked and named states, MiB", group="memory")
     ] = 1024
     max_rows: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=4096)] | None, setting("requests in one step", group="scheduling")
     ] = None
+    buckets: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=1, le=4096)], ...],
+        setting("batch sizes that are captured on a GPU; chosen from max_rows unless told", group="scheduling"),
+    ] = ()
     step_tokens: Annotated[
-        int, msgspec.Meta(ge=1, le=2**20), setting("most tokens in one step", group="scheduling")
-    ] = 512
+        Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None,
+        setting("most tokens in one step: 512 on a CPU, 4096 on a GPU unless told", group="scheduling"),
+    ] = None
     chunk_tokens: Annotated[
-        int, msgspec.Meta(ge=1, le=2**20), setting("most prompt tokens of one request in one step", group="scheduling")
-    ] = 256
+        Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None,
+        setting(
+            "most prompt tokens of one request in one step: 256, or 4096 on a GPU, unless told", group="scheduling"
+        ),
+    ] = None
+    mixed_tokens: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None,
+        setting(
+            "most prompt tokens in a step that also decodes; step_tokens, or 192 on a GPU, unless told",
+            group="scheduling",
+        ),
+    ] = None
     slice_tokens: Annotated[
         int,
         msgspec.Meta(ge=0, le=2**30),
@@ -114,56 +132,3 @@ def places(config: CoreConfig, environment: dict[str, str] | os._Environ[str] = 
             param="socket",
         )
     return Places(store, socket)
-
-
-class Capacity(msgspec.Struct, frozen=True):
-    """Counts, final after start."""
-
-    num_slots: int
-    num_blocks: int
-    limits: Limits
-    overlap: int
-    threads: int
-
-
-def resolve_threads(config: CoreConfig, num_parameters: int, num_cpus: int) -> int:
-    """CPU threads of the model. A small one's products are too short to be worth waking a second thread for."""
-    if config.threads is not None:
-        return config.threads
-    return num_cpus if num_parameters >= _MANY_THREADS_PARAMETERS else 1
-
-
-def resolve(config: CoreConfig, slot_bytes: int, free_bytes: int, num_parameters: int, num_cpus: int) -> Capacity:
-    """What the settings come to for a model on the CPU. Refuses what does not fit into the free memory."""
-    room = free_bytes // slot_bytes - RESERVED_SLOTS
-    num_slots = config.slots if config.slots is not None else min(_CPU_SLOTS, room // 2)
-    if not 1 <= num_slots <= room:
-        raise Refused(
-            ErrorCode.NOT_ENOUGH_MEMORY,
-            f"{max(num_slots, 1)} slots of {slot_bytes} bytes do not fit: there is room for {max(room, 0)}",
-            param="slots",
-        )
-    left = free_bytes - (num_slots + RESERVED_SLOTS) * slot_bytes
-    num_blocks = min(config.host_memory_mb * 2**20, left) // slot_bytes
-    max_rows = config.max_rows if config.max_rows is not None else _CPU_ROWS
-    if config.step_tokens < max_rows:
-        raise Refused(
-            ErrorCode.BAD_CONFIG,
-            f"step_tokens {config.step_tokens} is less than max_rows {max_rows}: every request needs its token a step",
-            param="step_tokens",
-        )
-    limits = Limits(
-        max_rows=max_rows,
-        step_tokens=config.step_tokens,
-        chunk_tokens=config.chunk_tokens,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        slice_tokens=config.slice_tokens,
-    )
-    return Capacity(
-        num_slots=num_slots,
-        num_blocks=num_blocks,
-        limits=limits,
-        overlap=config.overlap if config.overlap is not None else 0,
-        threads=resolve_threads(config, num_parameters, num_cpus),
-    )

@@ -56,14 +56,14 @@ class StateBank:
         self.bytes[target].copy_(self.bytes[source])
 
     def read(self, slot: int, block: memoryview) -> None:
-        """Slot -> host block of `slot_bytes`."""
+        """Slot -> host block of `slot_bytes`; into pinned memory it is over when the stream has passed it."""
         self._check_read(slot)
-        torch.frombuffer(block, dtype=torch.uint8).copy_(self.bytes[slot])
+        torch.frombuffer(block, dtype=torch.uint8).copy_(self.bytes[slot], non_blocking=True)
 
     def write(self, block: memoryview, slot: int) -> None:
-        """Host block of `slot_bytes` -> slot."""
+        """Host block of `slot_bytes` -> slot. The block must stay as it is until the stream has passed the copy."""
         self._check_written(slot)
-        self.bytes[slot].copy_(torch.frombuffer(block, dtype=torch.uint8))
+        self.bytes[slot].copy_(torch.frombuffer(block, dtype=torch.uint8), non_blocking=True)
 
     def _check_read(self, slot: int) -> None:
         assert slot != SINK_SLOT and 0 <= slot < len(self.bytes), f"slot {slot} is not one to read"

@@ -43,10 +43,10 @@ class GpuSampler:
     def sample(self, logits: torch.Tensor, lanes: torch.Tensor, asks: torch.Tensor, out: torch.Tensor) -> None:
         """One launch, which a graph may hold: it allocates nothing and the host reads nothing.
 
-        logits: float32 `[rows, vocab]`, contiguous, not changed; lanes: int64 `[rows]`, each active lane at most once;
-        asks: int64 `[rows]`, bits of which SAMPLE and PAUSE count; out: int64 `[2, rows]`, gets tokens and flags as in
-        `Sampled`. A row that does not ask to be sampled gets -1 and RAN; a lane with typical-p is left as it is, and
-        its row gets LEFT_OVER and 0 until `rest` has run.
+        logits: float32 `[rows, vocab]`, not changed, contiguous within a row: the first columns of a wider buffer will
+        do; lanes: int64 `[rows]`, each active lane at most once; asks: int64 `[rows]`, bits of which SAMPLE and PAUSE
+        count; out: int64 `[2, rows]`, gets tokens and flags as in `Sampled`. A row that does not ask to be sampled gets
+        -1 and RAN; a lane with typical-p is left as it is, and its row gets LEFT_OVER and 0 until `rest` has run.
         """
         sample(
             logits,

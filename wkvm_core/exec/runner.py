@@ -3,101 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
+from wkvm_core.errors import DeviceLost
 from wkvm_core.exec.bank import StateBank
 from wkvm_core.exec.lanes import Lanes
-from wkvm_core.exec.sampler import Sampler
-from wkvm_core.exec.staging import Staged, stage
-from wkvm_core.models.protocol import Model
-from wkvm_core.sched.plan import (
-    NO_LANE,
-    RAN,
-    Copy,
-    Read,
-    Row,
-    RowLogprobs,
-    StepPlan,
-    StepResult,
-    Write,
-    Zero,
-)
-
-
-class Stepper(Protocol):
-    """Runs the rows of a plan on the device."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """Every row at once, or in launches of its own choosing; the result has a place for each row."""
-        ...
-
-
-class EagerStepper:
-    """Op by op, results at once: the CPU's stepper, and the fallback of every other."""
-
-    def __init__(self, model: Model, bank: StateBank, lanes: Lanes, sampler: Sampler) -> None:
-        self._model = model
-        self._bank = bank
-        self._lanes = lanes
-        self._sampler = sampler
-        self._steady: Staged | None = None
-        """Rows of the last pure decode step, all active: they come again until somebody joins, leaves or halts."""
-
-    @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
-        rows = plan.rows
-        steady = self._steady
-        if steady is not None and rows == steady.rows:
-            staged, places = steady, None
-        else:
-            rows, places = self._active(rows)
-            staged = stage(rows, self._bank.device)
-            if places is None and all(row.feed and row.sample and not row.go for row in rows):
-                self._steady = staged
-        flags, tokens, logprobs = self._launch(staged)
-        if flags.count(RAN) != len(flags):
-            self._steady = None  # a lane halted or is done: if its row comes again, it must do nothing
-        if places is None:
-            return StepResult(plan.step, flags, tokens, logprobs=logprobs)
-        wide_flags, wide_tokens = [0] * len(plan.rows), [-1] * len(plan.rows)
-        for place, flag, token in zip(places, flags, tokens, strict=True):
-            wide_flags[place], wide_tokens[place] = flag, token
-        named = {places[index]: value for index, value in logprobs.items()}
-        return StepResult(plan.step, tuple(wide_flags), tuple(wide_tokens), logprobs=named)
-
-    def _active(self, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], tuple[int, ...] | None]:
-        """The rows whose lanes are neither halted nor done, and their places; None = all of them."""
-        going = [row.lane for row in rows if row.go]
-        if going:
-            self._lanes.go(torch.tensor(going, dtype=torch.int64))
-        laned = [index for index, row in enumerate(rows) if row.lane != NO_LANE]
-        lanes = torch.tensor([rows[index].lane for index in laned], dtype=torch.int64)
-        active = self._lanes.active(lanes).tolist()
-        if all(active):
-            return rows, None
-        out = {index for index, is_active in zip(laned, active, strict=True) if not is_active}
-        places = tuple(index for index in range(len(rows)) if index not in out)
-        return tuple(rows[index] for index in places), places
-
-    def _launch(self, staged: Staged) -> tuple[tuple[int, ...], tuple[int, ...], dict[int, RowLogprobs]]:
-        count = len(staged.rows)
-        if not count:
-            return (), (), {}
-        logits = self._model.forward(staged.batch(self._lanes), self._bank.families)
-        if not staged.sampling:
-            return (RAN,) * count, (-1,) * count, {}
-        sampled = self._sampler.sample(logits, staged.lanes, staged.pause)
-        tokens, flags = sampled.packed.tolist()
-        logprobs = sampled.logprobs.by_row() if sampled.logprobs is not None else {}
-        if len(staged.sampling) == count:
-            return tuple(flags), tuple(tokens), logprobs
-        all_flags, all_tokens = [RAN] * count, [-1] * count
-        for row, flag, token in zip(staged.sampling, flags, tokens, strict=True):
-            all_flags[row], all_tokens[row] = flag, token
-        return tuple(all_flags), tuple(all_tokens), {staged.sampling[at]: value for at, value in logprobs.items()}
+from wkvm_core.exec.stepper import Pending, Stepper
+from wkvm_core.sched.plan import Copy, Read, StepPlan, StepResult, Write, Zero
 
 
 class Runner:
@@ -111,26 +26,42 @@ class Runner:
         self._lanes = lanes
         self._stepper = stepper
         self._host_block = host_block
-        self._results: deque[StepResult] = deque()
+        self._launched: deque[Pending] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        """Starts a plan; what it does is seen by every plan launched later."""
-        for halt_set in plan.halt_sets:
-            self._lanes.set_halt_set(halt_set.index, halt_set.bitmap)
-        for move in plan.moves:
-            match move:
-                case Zero():
-                    self._bank.zero(move.slot)
-                case Copy():
-                    self._bank.copy(move.source, move.target)
-                case Read():
-                    self._bank.read(move.slot, self._host_block(move.block))
-                case Write():
-                    self._bank.write(self._host_block(move.block), move.slot)
-        for seat in plan.seats:
-            self._lanes.seat(seat.lane, seat.image)
-        self._results.append(self._stepper.run(plan))
+        """Starts a plan; what it does is seen by every plan launched later. Raises DeviceLost when the device is of no
+        use any more, and anything else when this plan could not be run."""
+        with self._watched():
+            for halt_set in plan.halt_sets:
+                self._lanes.set_halt_set(halt_set.index, halt_set.bitmap)
+            for move in plan.moves:
+                match move:
+                    case Zero():
+                        self._bank.zero(move.slot)
+                    case Copy():
+                        self._bank.copy(move.source, move.target)
+                    case Read():
+                        self._bank.read(move.slot, self._host_block(move.block))
+                    case Write():
+                        self._bank.write(self._host_block(move.block), move.slot)
+            for seat in plan.seats:
+                self._lanes.seat(seat.lane, seat.image)
+            self._launched.append(self._stepper.launch(plan))
 
     def collect(self) -> StepResult:
-        """The result of the oldest plan that was not collected; waits for it."""
-        return self._results.popleft()
+        """The result of the oldest plan that was not collected; waits for it. Raises DeviceLost."""
+        with self._watched():
+            return self._launched.popleft().result()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A device that cannot even wait after an error has a sticky one."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self._bank.device.type == "cuda":
+                try:
+                    torch.cuda.synchronize(self._bank.device)
+                except RuntimeError as sticky:
+                    raise DeviceLost(f"the device failed: {str(sticky).splitlines()[0]}") from error
+            raise

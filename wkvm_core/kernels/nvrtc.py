@@ -107,19 +107,26 @@ def _cache() -> Path:
 
 
 def _compile(source: str, instances: tuple[str, ...], options: list[bytes]) -> tuple[bytes, list[bytes]]:
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"wkvm.cu", 0, [], [])
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
-    for instance in instances:
-        nvrtc.nvrtcAddNameExpression(program, instance.encode())
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    program = _asked(nvrtc.nvrtcCreateProgram(source.encode(), b"wkvm.cu", 0, [], []))
+    try:
+        for instance in instances:
+            _asked(nvrtc.nvrtcAddNameExpression(program, instance.encode()))
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = bytearray(_asked(nvrtc.nvrtcGetProgramLogSize(program)))
+            _asked(nvrtc.nvrtcGetProgramLog(program, log))
+            raise CompileError(log.rstrip(b"\0").decode(errors="replace"))
+        names = [bytes(_asked(nvrtc.nvrtcGetLoweredName(program, instance.encode()))) for instance in instances]
+        cubin = bytearray(_asked(nvrtc.nvrtcGetCUBINSize(program)))
+        _asked(nvrtc.nvrtcGetCUBIN(program, cubin))
+        return bytes(cubin), names
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _asked(answer: tuple[Any, ...]) -> Any:
+    """The value that a call of the compiler gives with its status, if any. Raises CompileError."""
+    status, *value = answer
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = b" " * size
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise CompileError(log.decode(errors="replace"))
-    names = [bytes(nvrtc.nvrtcGetLoweredName(program, instance.encode())[1]) for instance in instances]
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
-    cubin = b" " * size
-    nvrtc.nvrtcGetCUBIN(program, cubin)
-    nvrtc.nvrtcDestroyProgram(program)
-    return cubin, names
+        raise CompileError(status.name)
+    return value[0] if value else None

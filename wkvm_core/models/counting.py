@@ -32,7 +32,7 @@ class CountingModel:
     State, int64 `[2]`: tokens consumed, and hash h, from 0: h = h * MULTIPLIER + splitmix64(id) for each token.
     """
 
-    def __init__(self, *, name: str = "counting") -> None:
+    def __init__(self, *, name: str = "counting", device: torch.device | str = "cpu") -> None:
         self.name = name
         self.family = "counting"
         self.vocab_size = VOCAB_SIZE
@@ -44,12 +44,15 @@ class CountingModel:
         self.compute_dtype = "int64"
         self.deterministic = True
         self.num_parameters = 0
-        self._terms = splitmix64(torch.arange(VOCAB_SIZE))  # [vocab]
-        self._shapes = _logit_shapes()  # [printable, vocab]
-        self._up, self._down = _powers(_FIRST_POWERS)
+        self._device = torch.device(device)
+        self._terms = splitmix64(torch.arange(VOCAB_SIZE)).to(self._device)  # [vocab]
+        self._shapes = _logit_shapes().to(self._device)  # [printable, vocab]
+        self._up, self._down = _powers(_FIRST_POWERS, self._device)
 
     def reserve(self, max_tokens: int, max_rows: int) -> None:
-        """See `Model.reserve`; on the CPU there is nothing to reserve."""
+        """See `Model.reserve`."""
+        if max_tokens >= self._up.shape[0]:
+            self._up, self._down = _powers(max_tokens + 1, self._device)
 
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See Model. Cost: a few operations on int64 [tokens], whatever the number of rows."""
@@ -72,11 +75,10 @@ class CountingModel:
         m**p times a prefix sum of term[i] * m**-i: the whole ragged batch needs one sum.
         """
         num_tokens = batch.tokens.shape[0]
-        if num_tokens >= self._up.shape[0]:
-            self._up, self._down = _powers(2 * num_tokens)
-        prefix = torch.zeros(num_tokens + 1, dtype=torch.int64)
+        self.reserve(num_tokens, 0)
+        prefix = torch.zeros(num_tokens + 1, dtype=torch.int64, device=self._device)
         torch.cumsum(self._terms[batch.tokens] * self._down[:num_tokens], 0, out=prefix[1:])
-        borders = torch.tensor(batch.offsets)
+        borders = torch.tensor(batch.offsets) if batch.bounds is None else batch.bounds.to(torch.int64)
         starts, ends = borders[:-1], borders[1:]
 
         def states(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -86,8 +88,11 @@ class CountingModel:
             hashes = old[:, 1] * self._up[length] + (prefix[places + 1] - prefix[first]) * self._up[places]
             return torch.stack((old[:, 0] + length, hashes), 1)
 
-        after = states(torch.arange(starts.shape[0]), ends - 1)
-        seen = states(torch.searchsorted(ends, batch.wanted, right=True), batch.wanted)
+        rows = torch.arange(starts.shape[0], device=self._device)
+        after = states(rows, ends - 1)
+        # Rows without tokens are padding: what is made of them goes to the sink.
+        owners = torch.searchsorted(ends, batch.wanted, right=True).clamp_(max=rows.shape[0] - 1)
+        seen = states(owners, batch.wanted)
         return after, seen
 
 
@@ -107,10 +112,10 @@ def _logit_shapes() -> torch.Tensor:
     return shapes
 
 
-def _powers(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _powers(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """MULTIPLIER**k and its inverse's, modulo 2**64 as int64, for k in 0..count - 1."""
     inverse = pow(MULTIPLIER, -1, 1 << 64)
-    return _powers_of(MULTIPLIER, count), _powers_of(inverse, count)
+    return _powers_of(MULTIPLIER, count).to(device), _powers_of(inverse, count).to(device)
 
 
 def _powers_of(base: int, count: int) -> torch.Tensor:

@@ -46,7 +46,8 @@ def has_files(model: str) -> bool:
 def open_model(
     path: str | Path,
     *,
-    compute_dtype: Literal["float32", "bfloat16"] = "float32",
+    compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    state_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     deterministic: bool = False,
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
@@ -57,15 +58,18 @@ def open_model(
     if str(path) == COUNTING:
         from wkvm_core.models.counting import CountingModel
 
-        return CountingModel()
+        return CountingModel(device=device)
     target = torch.device(device)
-    if target.type != "cpu":
-        raise Refused(ErrorCode.BAD_CONFIG, f"RWKV-7 has no kernels for device {target.type!r} in this build")
-    if compute_dtype not in ("float32", "bfloat16"):
-        raise Refused(ErrorCode.BAD_CONFIG, f"compute dtype {compute_dtype!r} is neither float32 nor bfloat16")
+    if target.type not in ("cpu", "cuda"):
+        raise Refused(ErrorCode.BAD_CONFIG, f"RWKV-7 has no kernels for device {target.type!r}", param="device")
+    if target.type == "cpu" and (compute_dtype == "float16" or state_dtype != "float32"):
+        message = f"compute dtype {compute_dtype} with state dtype {state_dtype} is for a GPU; a CPU has float32 states"
+        raise Refused(ErrorCode.BAD_CONFIG, message, param="dtype")
     report = progress or (lambda _: None)
     source = _read(Path(path), report) if has_files(str(path)) else _draw(str(path), target, compute_dtype, report)
     report("packing weights")
+    if target.type == "cuda":
+        return _on_gpu(source, compute_dtype, state_dtype, target, deterministic=deterministic)
     kind = InvariantRwkv7 if deterministic else Rwkv7
     return kind(
         source.name,
@@ -75,6 +79,27 @@ def open_model(
         eos_ids=source.eos_ids,
         compute_dtype=compute_dtype,
         device=target,
+    )
+
+
+def _on_gpu(
+    source: _Source, compute_dtype: str, state_dtype: str, device: torch.device, *, deterministic: bool
+) -> Model:
+    try:
+        from wkvm_core.models.rwkv7.gpu import GpuRwkv7, InvariantGpuRwkv7
+    except ImportError as error:
+        message = f"serving from a GPU takes {error.name}; install wkvm with its `gpu` extra"
+        raise Refused(ErrorCode.BAD_CONFIG, message, param="device") from None
+    kind = InvariantGpuRwkv7 if deterministic else GpuRwkv7
+    return kind(
+        source.name,
+        source.tensors,
+        source.sizes,
+        fingerprint=source.fingerprint,
+        eos_ids=source.eos_ids,
+        compute_dtype=compute_dtype,
+        state_dtype=state_dtype,
+        device=device,
     )
 
 
@@ -91,7 +116,7 @@ def _read(path: Path, report: Progress) -> _Source:
 def _draw(word: str, device: torch.device, compute_dtype: str, report: Progress) -> _Source:
     """Weights in the compute dtype, drawn where they will be used: a large model takes seconds, not minutes."""
     shape = drawn.shape_of(word)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[compute_dtype]
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[compute_dtype]
     report("drawing weights")
     tensors, sizes = canonical_tensors(drawn.random_tensors(shape, device, dtype), {})
     return _Source(word, tensors, sizes, drawn.random_fingerprint(shape, device, dtype), eos_ids({}, sizes.vocab))

@@ -15,13 +15,14 @@ from wkvm_core.state.layout import Fingerprint, StateLayout
 class Batch:
     """The rows of one launch, ragged and concatenated: row r owns tokens `offsets[r]:offsets[r + 1]`.
 
-    Every row has at least one token. No slot is written by one row and read by another.
+    Every row has at least one token; on an accelerator there may be rows of none besides, which pad the tables and
+    leave their slots alone. No slot is written by one row and read by another.
     """
 
     tokens: torch.Tensor
     """int64 [tokens], on the model's device."""
     offsets: tuple[int, ...]
-    """[rows + 1], on the host, from 0 to the number of tokens."""
+    """[rows + 1], on the host, from 0 to the number of tokens; empty where only the device knows them (`bounds`)."""
     read: torch.Tensor
     """int64 [rows]: slot whose state a row starts from."""
     write: torch.Tensor
@@ -36,7 +37,7 @@ class Batch:
     @property
     def single(self) -> bool:
         """Every row has exactly one token: a pure decode step."""
-        return len(self.offsets) - 1 == self.tokens.shape[0]
+        return self.bounds is None and len(self.offsets) - 1 == self.tokens.shape[0]
 
 
 class Model(Protocol):

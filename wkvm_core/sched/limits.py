@@ -19,3 +19,6 @@ class Limits(msgspec.Struct, frozen=True):
     """Estimated: prompts, and outputs as long as requests have been lately."""
     slice_tokens: int
     """A row that got so many while others wait may be parked for them; 0 = rows run to their end."""
+    mixed_tokens: int = 1 << 62
+    """Most tokens of the rows that read in a step that also decodes, so that decodes keep their pace while long prompts
+    load. Never less than two a decoding row; first rows of one token come on top."""

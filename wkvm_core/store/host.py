@@ -15,6 +15,11 @@ class HostArena:
         self._map = mmap.mmap(-1, max(num_blocks * block_bytes, mmap.PAGESIZE))
         self._view = memoryview(self._map)
 
+    @property
+    def whole(self) -> memoryview:
+        """The bytes of all blocks."""
+        return self._view[: self.num_blocks * self.block_bytes]
+
     def view(self, block: int) -> memoryview:
         """The bytes of a block, writable, valid until close."""
         assert 0 <= block < self.num_blocks, f"block {block} of {self.num_blocks}"

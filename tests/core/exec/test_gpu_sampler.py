@@ -24,8 +24,19 @@ def image(**fields: object) -> LaneImage:
     return LaneImage(Sampling(**{"max_tokens": 1000} | fields))  # type: ignore[arg-type]
 
 
-def compare(vocab_size: int, block: int, seed: int, *, num_lanes: int, steps: int, num_warps: int = 4) -> None:
-    """Random requests on random logits, some steps, lanes seated anew when they are done."""
+def in_a_wider_buffer(logits: torch.Tensor, more: int) -> torch.Tensor:
+    """The same values on the device, each row followed by columns that no row may read."""
+    wide = torch.full((logits.shape[0], logits.shape[1] + more), torch.inf, device=DEVICE)
+    wide[1::2] = torch.nan
+    wide[:, : logits.shape[1]] = logits.to(DEVICE)
+    return wide[:, : logits.shape[1]]
+
+
+def compare(
+    vocab_size: int, block: int, seed: int, *, num_lanes: int, steps: int, num_warps: int = 4, more: int = 0
+) -> None:
+    """Random requests on random logits, some steps, lanes seated anew when they are done. more: columns of the logits'
+    buffer beyond the vocabulary."""
     rng = random.Random(seed)
     pair = Pair([random_image(rng, vocab_size) for _ in range(num_lanes)], vocab_size, block, num_warps)
     for _ in range(steps):
@@ -33,7 +44,7 @@ def compare(vocab_size: int, block: int, seed: int, *, num_lanes: int, steps: in
         pause = [rng.random() < 0.1 for _ in lanes]
         logits = random_logits(rng, len(lanes), vocab_size)
         expected, expected_logprobs = pair.expected(logits, lanes, pause)
-        actual, logprobs = pair.sampled(logits, lanes, pause)
+        actual, logprobs = pair.sampled(in_a_wider_buffer(logits, more), lanes, pause)
         assert torch.equal(actual, expected)
         assert (logprobs is None) == (expected_logprobs is None)
         if logprobs is not None and expected_logprobs is not None:
@@ -53,6 +64,11 @@ def compare(vocab_size: int, block: int, seed: int, *, num_lanes: int, steps: in
 @pytest.mark.parametrize(("vocab_size", "block", "seed"), [(97, 64, 1), (300, 64, 2), (300, 32, 3), (64, 64, 4)])
 def test_tokens_flags_and_lanes_are_those_of_the_reference(vocab_size: int, block: int, seed: int) -> None:
     compare(vocab_size, block, seed, num_lanes=8, steps=2)
+
+
+@pytest.mark.parametrize(("vocab_size", "more"), [(97, 1), (100, 28)])
+def test_logits_may_be_the_first_columns_of_a_wider_buffer(vocab_size: int, more: int) -> None:
+    compare(vocab_size, 64, 5, num_lanes=8, steps=1, more=more)
 
 
 @pytest.mark.long
@@ -152,6 +168,12 @@ def test_large_rows_on_the_gpu_are_those_of_the_reference(block: int, num_warps:
 @pytest.mark.parametrize(("vocab_size", "seed"), [(97, 1), (300, 2), (50_257, 3), (65_536, 4), (151_936, 5)])
 def test_random_requests_on_the_gpu_are_those_of_the_reference(vocab_size: int, seed: int) -> None:
     compare(vocab_size, 4096, seed, num_lanes=24, steps=3, num_warps=16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("vocab_size", "more"), [(50_257, 47), (65_529, 7), (65_530, 1)])
+def test_logits_on_the_gpu_may_be_the_first_columns_of_a_wider_buffer(vocab_size: int, more: int) -> None:
+    compare(vocab_size, 4096, 6, num_lanes=24, steps=2, num_warps=16, more=more)
 
 
 @pytest.mark.gpu

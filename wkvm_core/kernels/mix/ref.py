@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch.nn import functional
@@ -15,7 +16,7 @@ def embed(tokens: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, bias:
 
 def shift_mix(
     x: torch.Tensor,
-    parts: torch.Tensor,
+    parts: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor,
     mixes: torch.Tensor,
@@ -26,11 +27,12 @@ def shift_mix(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x `[T, C]` plus the sum of parts `[S, T, C]`; its norm u mixed with the token before, u + mixes * (u' - u):
     `[M, T, C]`. Row i owns tokens `offsets[i]:offsets[i + 1]`; its first one follows `shift[read[i]]`, its last u goes
-    to `shift[write[i]]`."""
-    x = x + parts.to(x.dtype).sum(0)
+    to `shift[write[i]]`. A row without tokens leaves its slots alone."""
+    if parts is not None:
+        x = x + parts.to(x.dtype).sum(0)
     u = functional.layer_norm(x, weight.shape, weight, bias, 1e-5)
     before = torch.cat((u[:1], u[:-1])).clone()
-    starts = torch.tensor(offsets[:-1])
-    before[starts] = shift[read].to(u.dtype)
-    shift[write] = u[torch.tensor(offsets[1:]) - 1].to(shift.dtype)
+    rows = [row for row, (start, end) in enumerate(pairwise(offsets)) if start < end]
+    before[[offsets[row] for row in rows]] = shift[read[rows]].to(u.dtype)
+    shift[write[rows]] = u[[offsets[row + 1] - 1 for row in rows]].to(shift.dtype)
     return x, u + mixes[:, None, :] * (before - u)

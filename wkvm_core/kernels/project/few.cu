@@ -36,7 +36,7 @@ __device__ __forceinline__ uint4 streamed(const void* from) {
 __device__ __forceinline__ float activated(float y, int act) {
     if (act == 1) return 2.0f * __fdividef(1.0f, 1.0f + __expf(-2.0f * y)) - 1.0f;
     if (act == 2) return __fdividef(1.0f, 1.0f + __expf(-y));
-    if (act == 3) return y > 0.0f ? y * y : 0.0f * y;
+    if (act == 3) return y <= 0.0f ? 0.0f : y * y;  // NaN stays
     return y;
 }
 

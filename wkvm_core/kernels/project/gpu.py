@@ -34,8 +34,7 @@ class Tile:
 @triton.jit
 def _activated(y, act):
     if act == _RELU2:
-        y = tl.maximum(y, 0.0)
-        y = y * y
+        y = tl.where(y <= 0.0, 0.0, y * y)  # NaN stays
     if act == _SIGMOID:
         y = 1.0 / (1.0 + tl.exp(-y))
     if act == _TANH:
@@ -134,20 +133,20 @@ def _up(
     w_at = weight + columns.to(tl.int64)[:, None] * R + inner[None, :]
     x_at = x + rows.to(tl.int64)[:, None] * x_row + inner[None, :]
     there = rows[:, None] < tokens
-    there_too = columns[:, None] < C
+    inside = columns < C
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if PDL:
         gdc_wait()
     for number in range(ROUNDS):  # masked off behind the end, so that the number is known when it is compiled
         k = start + number * BLOCK_K
         a = tl.load(x_at + k, mask=there & (inner[None, :] + k < end), other=0.0)
-        b = tl.load(w_at + k, mask=there_too & (inner[None, :] + k < end), other=0.0)
+        b = tl.load(w_at + k, mask=inside[:, None] & (inner[None, :] + k < end), other=0.0)
         if IEEE:
             total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
         else:
             total = tl.dot(a, tl.trans(b), total)
     at = out + group.to(tl.int64) * out_plane + rows.to(tl.int64)[:, None] * C + columns[None, :]
-    tl.store(at, total, mask=there)
+    tl.store(at, total, mask=there & inside[None, :])
 
 
 def table(groups: tuple[Group, ...], device: torch.device) -> torch.Tensor:
@@ -194,11 +193,12 @@ def grouped(
 
 
 def up(x: torch.Tensor, weight: torch.Tensor, ends: tuple[int, int, int], out: torch.Tensor, tile: Tile) -> None:
-    """x: `[T, R]`; weight: `[C, R]`, the four matrices side by side, the first three ending at `ends`; out:
-    `[4, T, C]`."""
+    """x: `[T, R]`; weight: `[C, R]`, the four matrices side by side, the first three ending at `ends`, multiples of
+    GRANULE as R is; out: `[4, T, C]`."""
     tokens, hidden = out.shape[1:]
     block = _inner(tile, GRANULE, weight.dtype)
-    _up[(triton.cdiv(tokens, tile.rows), hidden // tile.columns, 4)](
+    assert all(end % GRANULE == 0 for end in (*ends, weight.shape[1])), (ends, weight.shape)
+    _up[(triton.cdiv(tokens, tile.rows), triton.cdiv(hidden, tile.columns), 4)](
         x,
         x.stride(0),
         weight,

@@ -77,17 +77,20 @@ def sample(
 ) -> None:
     """Samples each row and moves its lane on. Reads nothing on the host and allocates nothing.
 
-    logits: float32 `[rows, vocab]`, contiguous; lanes, asks: int64 `[rows]`, each lane at most once but for those that
-    are not active, which nothing happens to; out: int64 `[2, rows]`, gets tokens and flags. Tables as of `Lanes`.
+    logits: float32 `[rows, vocab]`, contiguous within a row, any stride between rows; lanes, asks: int64 `[rows]`,
+    each lane at most once but for those that are not active, which nothing happens to; out: int64 `[2, rows]`, gets
+    tokens and flags. Tables as of `Lanes`.
     shaped: float32, ranks: int32, both `[at least rows, vocab]`, hold nothing between calls.
 
     A lane that needs typical-p is left as it is, its token LEFT_OVER and its flags 0. A row that does not ask to be
     sampled gets token -1 and RAN.
     """
     num_rows, vocab_size = logits.shape
-    assert logits.is_contiguous() and out.is_contiguous() and len(shaped) >= num_rows <= len(ranks)
+    assert logits.stride(1) == 1 and out.is_contiguous() and len(shaped) >= num_rows <= len(ranks)
+    assert lanes.is_contiguous() and asks.is_contiguous()
     _sample[(num_rows,)](
         logits,
+        logits.stride(0),
         lanes,
         asks,
         out,
@@ -115,6 +118,7 @@ def sample(
 )
 def _sample(
     logits,
+    logits_row,
     lanes,
     asks,
     out,
@@ -147,7 +151,7 @@ def _sample(
     ran = tl.load(outcomes + _FLAGS)
     flags = tl.where(is_active & (is_asked == 0), ran, tl.zeros_like(ran))
     if is_active & is_asked & (is_left == 0):
-        source = logits + row * VOCAB
+        source = logits + row * logits_row
         position = tl.load(numbers + _POSITION)
         raw, chosen = best(source, VOCAB, BLOCK)
         is_sound = tl.abs(raw) <= _LARGEST

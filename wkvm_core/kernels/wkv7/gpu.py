@@ -224,6 +224,9 @@ def _scan(
             token += 1
         matrix = _rounded(matrix, k, v, key, value, DITHER)
         tl.store(state + tl.load(write + row) * slot_stride + place, matrix)
+    else:
+        if PDL:
+            gdc_wait()
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -38,6 +38,10 @@ _FUSED: Final = 128
 _WIDE: Final = 4096
 
 
+_FFN: Final = 256
+"""The channel mix is padded to a multiple: its widest tile, and what a warp of the products of few tokens takes."""
+
+
 class Options(TypedDict):
     """What a model is told besides its tensors."""
 
@@ -125,11 +129,13 @@ class GpuRwkv7:
     def _pack(self, tensors: Mapping[str, torch.Tensor]) -> None:
         sizes, device, dtype = self._sizes, self._device, self._dtype
         ranks = tuple(
-            _rounded_up(max(t.shape[1] for n, t in tensors.items() if n.endswith(f".att.{low}1"))) for low in _LOW_ORDER
+            _rounded_up(max((t.shape[1] for n, t in tensors.items() if n.endswith(f".att.{low}1")), default=0))
+            for low in _LOW_ORDER
         )
         self._low_ends = (ranks[0], ranks[0] + ranks[1], ranks[0] + ranks[1] + ranks[2])
         self._low_rows = sum(ranks)
         hidden = sizes.hidden
+        self._ffn = _rounded_up(sizes.ffn, _FFN)
         low_groups = tuple(
             Group(rank, plane, act) for rank, plane, act in zip(ranks, _LOW_PLANES, _LOW_ACTS, strict=True)
         )
@@ -139,6 +145,10 @@ class GpuRwkv7:
 
         def vector(name: str) -> torch.Tensor:
             return tensors[name].to(device=device, dtype=torch.float32)
+
+        def ffn(name: str, *, down: bool) -> torch.Tensor:
+            missing = self._ffn - sizes.ffn
+            return functional.pad(matrix(name), (0, missing) if down else (0, 0, 0, missing))
 
         def norm(name: str) -> Norm:
             return Norm(vector(f"{name}.weight"), vector(f"{name}.bias"))
@@ -174,15 +184,14 @@ class GpuRwkv7:
                 vectors=torch.stack(vectors),
                 output=matrix(f"{att}output.weight"),
                 ffn_mix=vector(f"{block}ffn.x_k")[None],
-                ffn_key=matrix(f"{block}ffn.key.weight"),
-                ffn_value=matrix(f"{block}ffn.value.weight"),
+                ffn_key=ffn(f"{block}ffn.key.weight", down=False),
+                ffn_value=ffn(f"{block}ffn.value.weight", down=True),
             )
 
         self._embedding = tensors["emb.weight"].to(device).contiguous()
         self._ln0 = norm("blocks.0.ln0")
         self._layers = tuple(layer(number) for number in range(sizes.layers))
         self._ln_out = norm("ln_out")
-        self._ffn = self._layers[0].ffn_key.shape[0]
         self._key_table = project.table((Group(self._ffn, 0, Act.RELU2),), device)
         padded = _rounded_up(sizes.vocab)
         self._head = functional.pad(matrix("head.weight"), (0, 0, 0, padded - sizes.vocab))
@@ -433,8 +442,8 @@ def _few(dtype: torch.dtype, device: torch.device) -> Any:
     return Few(dtype, device)
 
 
-def _rounded_up(count: int) -> int:
-    return -(-count // GRANULE) * GRANULE
+def _rounded_up(count: int, unit: int = GRANULE) -> int:
+    return -(-count // unit) * unit
 
 
 def _split(columns: int, inner: int) -> int:
