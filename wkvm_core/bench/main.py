@@ -17,9 +17,6 @@ from wkvm_core.daemon.notify import Notifier
 from wkvm_core.errors import DeviceLost, Refused
 
 ROWS = [1, 4, 16, 64]
-_SPARE = 2
-"""Rows and slots beyond the largest batch: a prompt that loads beside it has its own."""
-_SMALL_STEP = 512
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -98,11 +95,9 @@ def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def config(given: argparse.Namespace) -> CoreConfig:
-    """Of an engine with room for every run."""
-    most = max([*given.rows, *(rows for rows, _ in given.prefill)]) + _SPARE
-    step_tokens = given.step_tokens
-    if step_tokens is None and most > _SMALL_STEP:
-        step_tokens = max(4096, most)  # a CPU's own choice would not hold a token for each row
+    """Of an engine with room for every run: a prompt that loads meanwhile takes a row, too."""
+    flooded = max(given.rows, default=0) + any(given.flood)
+    most = max([flooded, *(rows for rows, _ in given.prefill)])
     return CoreConfig(
         model=given.model,
         device=given.device,
@@ -113,7 +108,7 @@ def config(given: argparse.Namespace) -> CoreConfig:
         slots=given.slots if given.slots is not None else most,
         max_rows=most,
         buckets=tuple(sorted(set(given.buckets or given.rows))),
-        step_tokens=step_tokens,
+        step_tokens=given.step_tokens,
         chunk_tokens=given.chunk_tokens,
         mixed_tokens=given.mixed_tokens,
         overlap=given.overlap,

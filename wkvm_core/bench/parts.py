@@ -67,7 +67,7 @@ class Parts:
         self.now = Turn(time.monotonic())
 
     def launched(self, rows: tuple[Row, ...]) -> None:
-        """Notes what is launched now. Rows that decode on come again as the same objects, and comparing them is cheap."""
+        """Notes what is launched now. Rows that decode on come again as the same objects: comparing them is cheap."""
         if rows != self._rows:
             decoding = sum(row.feed for row in rows)
             self._rows = rows

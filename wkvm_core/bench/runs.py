@@ -182,7 +182,7 @@ class Runs:
 def memory() -> dict[str, float]:
     """Of this process, and of the device by everybody, MiB."""
     found = {"resident_mib": resident_bytes() / 2**20}
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         free, total = torch.cuda.mem_get_info()
         found["device_mib"] = (total - free) / 2**20
     return found
