@@ -56,8 +56,8 @@ def decode_figures(window: Sequence[Turn]) -> dict[str, float]:
 
 def prefill_seconds(turns: Sequence[Turn], began: float, ended: float) -> float:
     """From the first launch of a round to the result of its last step. Raises TooShort."""
-    launches = [turn.launched_at for turn in turns if began <= turn.launched_at <= ended]
-    results = [turn.collected_at for turn in turns if began <= turn.collected_at <= ended]
+    launches = [turn.launched_at for turn in turns if turn.launched_at and began <= turn.launched_at <= ended]
+    results = [turn.collected_at for turn in turns if turn.collected_at and began <= turn.collected_at <= ended]
     if not launches or not results:
         raise TooShort("no step of the round was seen")
     return results[-1] - launches[0]
