@@ -64,6 +64,11 @@ class Inbox:
         """Adds an item; wakes the loop when it waits."""
         self._queue.put(item)
 
+    @property
+    def waiting(self) -> int:
+        """Items that were not taken yet."""
+        return self._queue.qsize()
+
     def take(self, wait_s: float) -> Item | None:
         """The next item; None when none came within `wait_s` seconds (0 = do not wait)."""
         try:
