@@ -1,15 +1,16 @@
 """CUDA C++ sources compiled when first used (NVRTC, which comes with torch), and launched on torch's current stream.
 
 Cubins are kept in the user's cache folder under the hash of source, options and compiler, so a second start compiles
-nothing."""
+nothing. Importing this raises ImportError where the compiler or its bindings are not installed."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from blake3 import blake3
@@ -19,6 +20,29 @@ from wkvm_core.errors import DeviceLost
 from wkvm_core.kernels.launch import PDL
 
 
+def _compiler() -> tuple[int, int]:
+    """The compiler's version, once it is loaded. The bindings look for it in the folders of the interpreter; its wheel
+    may also lie elsewhere on the path."""
+    try:
+        return _version()
+    except RuntimeError:
+        places = [library for folder in sys.path for library in Path(folder, "nvidia").glob("*/lib/libnvrtc.so.*")]
+        if not places:
+            raise ImportError("the library of NVRTC is not installed") from None
+        for built_in in places[0].parent.glob("libnvrtc-builtins.so.*"):  # it would look for them elsewhere
+            ctypes.CDLL(str(built_in))
+        ctypes.CDLL(str(places[0]))
+        return _version()
+
+
+def _version() -> tuple[int, int]:
+    _, major, minor = nvrtc.nvrtcVersion()
+    return major, minor
+
+
+_VERSION: Final = _compiler()
+
+
 class CompileError(RuntimeError):
     """The compiler's log."""
 
@@ -26,7 +50,7 @@ class CompileError(RuntimeError):
 class Kernel:
     """One kernel of a loaded module."""
 
-    def __init__(self, function: Any, types: Sequence[Any], shared_bytes: int) -> None:
+    def __init__(self, function: Any, types: Sequence[Any], shared_bytes: int, *, early: bool) -> None:
         self._function = function
         self._types = tuple(types)
         self._config = driver.CUlaunchConfig()
@@ -34,7 +58,7 @@ class Kernel:
         if shared_bytes:
             attribute_name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuFuncSetAttribute(function, attribute_name, shared_bytes)[0], "shared memory")
-        if PDL:
+        if PDL and early:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
@@ -64,11 +88,13 @@ class Module:
             _check(status, f"loading {source.name}")
         self._names = dict(zip(instances, names, strict=True))
 
-    def kernel(self, instance: str, types: Sequence[Any], *, shared_bytes: int = 0) -> Kernel:
-        """The instance, its parameters being of these ctypes, with so much dynamic shared memory a block."""
+    def kernel(self, instance: str, types: Sequence[Any], *, shared_bytes: int = 0, early: bool = True) -> Kernel:
+        """The instance, its parameters being of these ctypes, with so much dynamic shared memory a block.
+
+        early: it may start while the launch before it ends; see `wkvm_core.kernels.launch`."""
         status, function = driver.cuModuleGetFunction(self._module, self._names[instance])
         _check(status, instance)
-        return Kernel(function, types, shared_bytes)
+        return Kernel(function, types, shared_bytes, early=early)
 
 
 def _check(status: Any, what: str) -> None:
@@ -82,8 +108,7 @@ POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 def compiled(source: str, instances: tuple[str, ...], arch: str) -> tuple[bytes, list[bytes]]:
     """The cubin and the instances' mangled names. Needs no GPU. Raises CompileError."""
     options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
-    version = nvrtc.nvrtcVersion()[1:]
-    key = blake3(repr((source, instances, options, version)).encode()).hexdigest()
+    key = blake3(repr((source, instances, options, _VERSION)).encode()).hexdigest()
     kept = _cache() / f"{key}.cubin"
     try:
         head, _, cubin = kept.read_bytes().partition(b"\0\0")

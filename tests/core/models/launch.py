@@ -13,15 +13,16 @@ from wkvm_core.state.layout import StateLayout
 Families = dict[str, torch.Tensor]
 
 
-def bank(layout: StateLayout, slots: int) -> Families:
-    """Slot-major, each family a strided view `[slots, layers, *shape]`; all zeros but for slot 1, full of noise."""
-    memory = torch.zeros(slots, layout.slot_bytes // 4)
-    memory[1].normal_()
+def bank(layout: StateLayout, slots: int, device: torch.device | None = None) -> Families:
+    """Slot-major, each family a strided view `[slots, layers, *shape]`; all zeros but for slot 1, full of noise, the
+    same in every bank."""
+    noise = torch.Generator(device or "cpu").manual_seed(0)
+    memory = torch.zeros(slots, layout.slot_bytes, dtype=torch.uint8, device=device)
     views = {}
     for family, offset in zip(layout.families, layout.offsets, strict=True):
-        start = offset // 4
-        flat = memory[:, start : start + family.nbytes // 4]
-        views[family.name] = flat.view(slots, family.layers, *family.shape)
+        flat = memory[:, offset : offset + family.nbytes].view(getattr(torch, family.dtype))
+        views[family.name] = flat.unflatten(1, (family.layers, *family.shape))
+        views[family.name][1].normal_(generator=noise)
     return views
 
 

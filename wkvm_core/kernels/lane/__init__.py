@@ -5,9 +5,10 @@ from __future__ import annotations
 # Columns of `numbers`, int64. The first four change with each sampled token.
 NEXT, POSITION, REMAINING, STATUS, STOPS, HALTS, KEY, MIN_TOKENS, NEEDS, TOP_K = range(10)
 NUM_NUMBERS = 10
-# Columns of `knobs`, float64. SHARPNESS is 1 / temperature, 0 where the lane is greedy.
-SHARPNESS, TOP_P, TYPICAL_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(7)
-NUM_KNOBS = 7
+# Columns of `knobs`, float64. SHARPNESS is 1 / temperature, 0 where the lane is greedy. EDGE is the scaled logit at
+# which top-p cut last, 0 at first: where a search may look first, which changes no result.
+SHARPNESS, TOP_P, TYPICAL_P, MIN_P, PRESENCE, FREQUENCY, REPETITION, EDGE = range(8)
+NUM_KNOBS = 8
 # What happened to a row is a code: the marks of its token, these bits, and its lane's STATUS above them.
 LAST, PAUSED, BROKEN = 16, 32, 64
 # Values of STATUS.

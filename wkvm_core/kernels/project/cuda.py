@@ -10,6 +10,7 @@ import torch
 
 from wkvm_core.kernels.nvrtc import INT, LONG, POINTER, Module
 
+SOURCE: Final = Path(__file__).with_name("few.cu")
 MAX_TOKENS: Final = 8
 _NAMES: Final = {torch.float32: "float", torch.float16: "half_t", torch.bfloat16: "bfloat_t"}
 _TYPES: Final = [POINTER, LONG, LONG, POINTER, POINTER, POINTER, LONG, LONG, INT, INT, INT]
@@ -17,16 +18,22 @@ _ROUND: Final = 256
 """Numbers of the inner axis that a warp takes at a time."""
 
 
+def instances(dtype: torch.dtype) -> dict[tuple[torch.dtype, int], str]:
+    """Name expressions of the kernels for activations and weights of the dtype, by dtype of outputs and warps of a
+    block."""
+    return {
+        (out, warps): f"few<{_NAMES[dtype]}, {_NAMES[out]}, {warps}>"
+        for out in (dtype, torch.float32)
+        for warps in (4, 5)
+    }
+
+
 class Few:
     """The kernels of one dtype of activations and weights, float16 or bfloat16, on one device."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        names = {
-            (out, warps): f"few<{_NAMES[dtype]}, {_NAMES[out]}, {warps}>"
-            for out in (dtype, torch.float32)
-            for warps in (4, 5)
-        }
-        module = Module(Path(__file__).with_name("few.cu"), list(names.values()), device)
+        names = instances(dtype)
+        module = Module(SOURCE, list(names.values()), device)
         self._kernels = {key: module.kernel(name, _TYPES) for key, name in names.items()}
 
     @staticmethod

@@ -29,6 +29,8 @@ class Tile:
     split: int = 1
     warps: int = 4
     stages: int = 4
+    few: bool = False
+    """By the kernel for very few tokens where there is one for the shape."""
 
 
 @triton.jit
@@ -40,6 +42,15 @@ def _activated(y, act):
     if act == _TANH:
         y = 2.0 / (1.0 + tl.exp(-2.0 * y)) - 1.0
     return y
+
+
+@triton.jit
+def _added(a, b, total, IEEE: tl.constexpr):
+    if IEEE:
+        total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+    else:
+        total = tl.dot(a, tl.trans(b), total)
+    return total
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -89,10 +100,7 @@ def _grouped(
     for _ in range(ROUNDS):
         a = tl.load(x_at, mask=there, other=0.0)
         b = tl.load(w_at)
-        if IEEE:
-            total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
-        else:
-            total = tl.dot(a, tl.trans(b), total)
+        total = _added(a, b, total, IEEE)
         x_at += BLOCK_K
         w_at += BLOCK_K
     if SPLIT == 1:
@@ -115,13 +123,16 @@ def _up(
     SECOND_END: tl.constexpr,
     THIRD_END: tl.constexpr,
     ROUNDS: tl.constexpr,
+    MANY: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Four products over neighbouring parts of the inner axis R, which end at the given places."""
+    """Four products over neighbouring parts of the inner axis R, which end at the given places. ROUNDS is that of the
+    longest part. With MANY tokens the others leave out what is behind their end; with few its loads are masked off, and
+    all of them are on their way at once."""
     m, n, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -137,14 +148,17 @@ def _up(
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if PDL:
         gdc_wait()
-    for number in range(ROUNDS):  # masked off behind the end, so that the number is known when it is compiled
+    for number in range(ROUNDS):
         k = start + number * BLOCK_K
-        a = tl.load(x_at + k, mask=there & (inner[None, :] + k < end), other=0.0)
-        b = tl.load(w_at + k, mask=inside[:, None] & (inner[None, :] + k < end), other=0.0)
-        if IEEE:
-            total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+        if MANY:
+            if k < end:
+                a = tl.load(x_at + k, mask=there, other=0.0)
+                b = tl.load(w_at + k, mask=inside[:, None], other=0.0)
+                total = _added(a, b, total, IEEE)
         else:
-            total = tl.dot(a, tl.trans(b), total)
+            a = tl.load(x_at + k, mask=there & (inner[None, :] + k < end), other=0.0)
+            b = tl.load(w_at + k, mask=inside[:, None] & (inner[None, :] + k < end), other=0.0)
+            total = _added(a, b, total, IEEE)
     at = out + group.to(tl.int64) * out_plane + rows.to(tl.int64)[:, None] * C + columns[None, :]
     tl.store(at, total, mask=there & inside[None, :])
 
@@ -211,6 +225,7 @@ def up(x: torch.Tensor, weight: torch.Tensor, ends: tuple[int, int, int], out: t
         SECOND_END=ends[1],
         THIRD_END=ends[2],
         ROUNDS=max(b - a for a, b in pairwise((0, *ends, weight.shape[1]))) // block,
+        MANY=tile.rows > 64,
         BLOCK_M=tile.rows,
         BLOCK_N=tile.columns,
         BLOCK_K=block,

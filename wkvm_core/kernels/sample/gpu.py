@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from wkvm_core.kernels import lane as table
-from wkvm_core.kernels.sample.cut.gpu import cut_by_count, cut_by_weight, draw, whole
+from wkvm_core.kernels.sample.cut.gpu import cut_by_count, cut_by_weight, draw, edge_of, whole
 from wkvm_core.kernels.sample.row.gpu import best, shape
 
 BLOCK = 4096
@@ -34,6 +34,7 @@ _MIN_P = tl.constexpr(table.MIN_P)
 _PRESENCE = tl.constexpr(table.PRESENCE)
 _FREQUENCY = tl.constexpr(table.FREQUENCY)
 _REPETITION = tl.constexpr(table.REPETITION)
+_EDGE = tl.constexpr(table.EDGE)
 _NUM_KNOBS = tl.constexpr(table.NUM_KNOBS)
 _ACTIVE = tl.constexpr(table.ACTIVE)
 _LAST = tl.constexpr(table.LAST)
@@ -185,7 +186,9 @@ def _sample(
                         cut, last = cut_by_count(source, space, top, sharpness, cut, last, top_k, VOCAB, BLOCK)
                     top_p = tl.load(knobs + _TOP_P)
                     if top_p < 1.0:
-                        cut, last = cut_by_weight(source, space, top, sharpness, cut, last, top_p, VOCAB, BLOCK)
+                        edge = tl.load(knobs + _EDGE).to(tl.float32)
+                        cut, last = cut_by_weight(source, space, top, sharpness, cut, last, top_p, edge, VOCAB, BLOCK)
+                        tl.store(knobs + _EDGE, edge_of(top, sharpness, cut).to(tl.float64))
                 chosen = draw(
                     source,
                     top,

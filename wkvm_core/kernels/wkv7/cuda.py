@@ -13,6 +13,7 @@ import torch
 from wkvm_core.kernels.nvrtc import INT, LONG, POINTER, Module
 from wkvm_core.kernels.wkv7 import gpu
 
+SOURCE: Final = Path(__file__).with_name("wkv7.cu")
 _NAMES: Final = {torch.float32: "float", torch.float16: "half_t", torch.bfloat16: "bfloat_t"}
 _STREAM: Final = [
     *(POINTER, POINTER, LONG, POINTER, POINTER, POINTER, LONG, LONG, POINTER, LONG, LONG, POINTER, POINTER, POINTER),
@@ -25,6 +26,26 @@ _MANY: Final = 2048
 """Rows times heads from which `stream` is faster than Triton's step."""
 _STREAM_WARPS: Final = {torch.float32: 6, torch.float16: 8, torch.bfloat16: 8}
 _STREAM_BYTES: Final = {torch.float32: 6 * 2 * 16384, torch.float16: 8 * 3 * 8192, torch.bfloat16: 8 * 3 * 8192}
+
+
+def stream_instances(state_dtype: torch.dtype, dtype: torch.dtype, *, dither: bool) -> dict[bool, str]:
+    """Name expressions of the step of many rows, by whether the layer is the first."""
+    pair = f"{_NAMES[state_dtype]}, {_NAMES[dtype]}"
+    return {first: f"stream<{pair}, {_word(first)}, {_rounding(state_dtype, dither)}>" for first in (True, False)}
+
+
+def scan_instances(state_dtype: torch.dtype, plane_dtype: torch.dtype, *, dither: bool) -> dict[int, str]:
+    """Name expressions of the scan, by value rows of a thread."""
+    pair = f"{_NAMES[state_dtype]}, {_NAMES[plane_dtype]}"
+    return {rows: f"scan<{pair}, {rows}, {_rounding(state_dtype, dither)}>" for rows in (1, 2, 4)}
+
+
+def _rounding(state_dtype: torch.dtype, dither: bool) -> str:
+    return _word(dither and state_dtype != torch.float32)
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
 
 
 class Wkv7:
@@ -41,15 +62,13 @@ class Wkv7:
     ) -> None:
         """dtype: of activations; plane_dtype: of the scan's planes, the same unless told; dither: stochastic rounding
         of a 16-bit state."""
-        pair = f"{_NAMES[state_dtype]}, {_NAMES[dtype]}"
-        rounding = "true" if dither and state_dtype != torch.float32 else "false"
-        streams = {first: f"stream<{pair}, {str(first).lower()}, {rounding}>" for first in (True, False)}
-        planes = f"{_NAMES[state_dtype]}, {_NAMES[plane_dtype or dtype]}"
-        scans = {rows: f"scan<{planes}, {rows}, {rounding}>" for rows in (1, 2, 4)}
-        module = Module(Path(__file__).with_name("wkv7.cu"), [*streams.values(), *scans.values()], device)
+        streams = stream_instances(state_dtype, dtype, dither=dither)
+        scans = scan_instances(state_dtype, plane_dtype or dtype, dither=dither)
+        module = Module(SOURCE, [*streams.values(), *scans.values()], device)
         shared = _STREAM_BYTES[state_dtype]
+        # Blocks of a scan that start while the launch before them still runs crowd on the processors that it left first.
         self._streams = {first: module.kernel(name, _STREAM, shared_bytes=shared) for first, name in streams.items()}
-        self._scans = {rows: module.kernel(name, _SCAN) for rows, name in scans.items()}
+        self._scans = {rows: module.kernel(name, _SCAN, early=False) for rows, name in scans.items()}
         self._few = gpu.Wkv7(state_dtype, dither=dither)
         self._warps = _STREAM_WARPS[state_dtype]
         self._blocks = torch.cuda.get_device_properties(device).multi_processor_count

@@ -323,9 +323,9 @@ __global__ void __launch_bounds__(128) scan(S* state, i64 slot_stride, const i64
     __shared__ __align__(16) T read_out[CHUNK][16 * ROWS];
     const int head = blockIdx.x / PARTS, part = blockIdx.x % PARTS, row = blockIdx.y, thread = threadIdx.x;
     const int lane = thread & 31, value = thread >> 3, first_value = part * 16 * ROWS;
-    launch_dependents();
     const int start = bounds[row], end = bounds[row + 1];
     if (start >= end) {
+        launch_dependents();
         wait_for_earlier();
         return;
     }
@@ -402,6 +402,7 @@ __global__ void __launch_bounds__(128) scan(S* state, i64 slot_stride, const i64
             *reinterpret_cast<four*>(to) = *reinterpret_cast<four*>(&read_out[one][c]);
         }
     }
+    launch_dependents();
     u32 keys[8];
     if (DITHER)
 #pragma unroll

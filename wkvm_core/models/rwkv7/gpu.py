@@ -7,7 +7,7 @@ the two products of the channel mix. Nothing is allocated and nothing waits for 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypedDict, Unpack
 
 import torch
@@ -32,7 +32,7 @@ _LOW_PLANES: Final = (2, 3, 4, 5)
 _LOW_ACTS: Final = (Act.NONE, Act.TANH, Act.NONE, Act.SIGMOID)
 _VECTORS: Final = ("v0", "w0", "a0", "k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
 _FEW: Final = 8
-"""Tokens of a launch for which there are products in CUDA C++."""
+"""Tokens of a launch up to which products in CUDA C++ are faster, in models narrower than `_WIDE`."""
 _FUSED: Final = 128
 """Tokens of a launch up to which our own products are faster than cuBLAS's: half as many from `_WIDE` on."""
 _WIDE: Final = 4096
@@ -217,7 +217,8 @@ class GpuRwkv7:
             self._v_first = numbers(max_tokens * hidden)
             self._attended = numbers(max_tokens * hidden)
             self._product = numbers(max_tokens * hidden)
-            split = max(self._tiles(1).output.split, self._tiles(1).ffn_value.split)
+            some = [self._tiles(tokens) for tokens in (1, _FEW, _FEW + 1, self._fused)]
+            split = max(max(tiles.output.split, tiles.ffn_value.split) for tiles in some)
             partial = max_tokens if self.deterministic else min(max_tokens, self._fused)
             self._partial = numbers(split * partial * hidden, dtype=torch.float32)
             self._hidden = numbers(max_tokens * self._ffn)
@@ -236,22 +237,34 @@ class GpuRwkv7:
         """Cuts of the products of a launch; measured on an H200."""
         split_c = _split(self._sizes.hidden, self._sizes.hidden)
         split_f = _split(self._sizes.hidden, self._ffn)
+        is_wide = self._sizes.hidden >= _WIDE
+        if tokens <= _FEW and self._few is not None and not is_wide:
+            plain = Tile(16, 64, 256, 1, 4, 4, few=True)
+            return Tiles(
+                into=plain,
+                up=Tile(16, 32, 64, 1, 2, 4),
+                output=replace(plain, split=1 if tokens <= 2 else 2),
+                ffn_key=plain,
+                ffn_value=replace(plain, split=2),
+                head=plain,
+            )
         if tokens <= 16 and not self.deterministic:
             return Tiles(
-                into=Tile(16, 64, 256, 1, 8, 4),
-                up=Tile(16, 32, 64, 1, 4, 4),
+                into=Tile(16, 32, 256, 1, 4, 3) if is_wide else Tile(16, 64, 256, 1, 8, 4),
+                up=Tile(16, 32, 64, 1, 2, 4),
                 output=Tile(16, 64, 256, split_c, 4, 4),
-                ffn_key=Tile(16, 64, 256, 1, 4, 4),
-                ffn_value=Tile(16, 64, 256, split_f, 4, 4),
+                ffn_key=Tile(16, 64, 128 if is_wide else 256, 1, 4, 4),
+                ffn_value=Tile(16, 64, 256, 4 if is_wide else split_f, 4, 4),
                 head=Tile(16, 64, 128, 1, 4, 5),
             )
         if tokens <= 64 or self.deterministic:
+            many = Tile(64, 64, 128, 1, 4, 3 if is_wide else 5)
             return Tiles(
-                into=Tile(64, 64, 128, 1, 4, 5),
+                into=many,
                 up=Tile(64, 64, 64, 1, 4, 4),
                 output=Tile(64, 64, 128, split_c, 4, 5),
-                ffn_key=Tile(64, 64, 128, 1, 4, 5),
-                ffn_value=Tile(64, 64, 128, split_f, 4, 5),
+                ffn_key=many,
+                ffn_value=Tile(64, 64, 128, split_f, 4, 4 if is_wide else 5),
                 head=Tile(64, 64, 64, 1, 4, 5),
             )
         wide = Tile(128, 256, 64, 1, 8, 3) if tokens >= 512 else Tile(128, 128, 64, 1, 8, 4)
@@ -261,7 +274,7 @@ class GpuRwkv7:
             else Tile(64, 32, 128, 1, 4, 5)
             if tokens <= 512
             else Tile(128, 64, 128, 1, 8, 3),
-            up=Tile(64, 128, 64, 1, 4, 4),
+            up=Tile(64, 128, 64, 1, 4, 4) if tokens < 512 else Tile(128, 128, 64, 1, 8, 3),
             output=Tile(64, 64, 128, max(split_c // 2, 1), 4, 5),
             ffn_key=Tile(128, 64, 64, 1, 4, 5) if tokens <= self._fused else wide,
             ffn_value=Tile(128, 64, 64, split_f, 4, 5),
@@ -347,9 +360,8 @@ class GpuRwkv7:
     def _grouped(
         self, x: torch.Tensor, weight: torch.Tensor, granules: torch.Tensor, out: torch.Tensor, tile: Tile
     ) -> None:
-        """By the kernel for very few tokens where there is one for the shape."""
-        few = self._few
-        if few is not None and x.shape[1] <= _FEW and few.warps(weight.shape[1], tile.split) is not None:
+        few = self._few if tile.few else None
+        if few is not None and few.warps(weight.shape[1], tile.split) is not None:
             few.grouped(x, weight, granules, out, split=tile.split)
         else:
             project.grouped(x, weight, granules, out, tile, ahead=tile.split > 1 and tile.rows == 16)

@@ -29,6 +29,8 @@ _DEEPEST = tl.constexpr(_bits(29.0))
 _RANK_1 = tl.constexpr(_bits(2.0))
 _RANK_2 = tl.constexpr(_bits(4.5))
 _RANK_3 = tl.constexpr(_bits(7.5))
+_REACH = tl.constexpr(0.125)
+"""How far from where a lane's limit was last it is looked for first."""
 _NO_RANK = tl.constexpr(_bits(float("inf")))
 """Of what is not kept: deeper than any cut, and of weight 0."""
 _GAMMA = tl.constexpr(splitmix.signed(splitmix.GAMMA))
@@ -127,12 +129,34 @@ def _narrow(s1, s2, s3, t1, t2, t3, limit, low, below, high, upto):
 
 
 @triton.jit
+def _border(depth, cut):
+    """The rank at a depth, 0 for one that is no number or above the best, at most the cut."""
+    return tl.minimum(tl.where(depth >= 0.0, depth, 0.0).to(tl.int32, bitcast=True), cut)
+
+
+@triton.jit
 def _narrow_row(
-    source, top, sharpness, cut, last, share, limit, COUNTS: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+    source,
+    top,
+    sharpness,
+    cut,
+    last,
+    share,
+    limit,
+    edge,
+    COUNTS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """The first pass, over the whole row: the limit, by weight `share` of the sum, and the range it lies in."""
+    """The first pass, over the whole row: the limit, by weight `share` of the sum, and the range it lies in. `edge`,
+    float32, is where the limit was last; 0 if that is not known."""
     tile = tile_of(BLOCK)
     t1, t2, t3 = tl.minimum(cut, _RANK_1), tl.minimum(cut, _RANK_2), tl.minimum(cut, _RANK_3)
+    if edge != 0.0:
+        near = top * sharpness - edge
+        t1 = _border(near - _REACH, cut)
+        t2 = tl.maximum(_border(near + _REACH, cut), t1)
+        t3 = tl.maximum(t3, t2)
     s0 = tl.zeros([BLOCK // 4], tl.int32 if COUNTS else tl.int64)
     s1, s2, s3 = s0, s0, s0
     for start in tl.range(0, VOCAB, BLOCK):
@@ -248,12 +272,15 @@ def _search(
     last,
     share,
     limit,
+    edge,
     COUNTS: tl.constexpr,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The cut that keeps what reaches the limit, of what the given one keeps."""
-    limit, low, below, high, upto = _narrow_row(source, top, sharpness, cut, last, share, limit, COUNTS, VOCAB, BLOCK)
+    limit, low, below, high, upto = _narrow_row(
+        source, top, sharpness, cut, last, share, limit, edge, COUNTS, VOCAB, BLOCK
+    )
     if upto >= limit:
         found = _copy_of_row(source, space, top, sharpness, cut, last, low, high, VOCAB, BLOCK)
         while (high - low > 1) & (found > BLOCK):
@@ -287,14 +314,21 @@ def _search(
 @triton.jit
 def cut_by_count(source, space, top, sharpness, cut, last, top_k, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """Keeps the best `top_k`, int64, of what is kept. `space`: int32 `[vocab]`, to work in."""
-    return _search(source, space, top, sharpness, cut, last, 0.0, top_k, True, VOCAB, BLOCK)
+    return _search(source, space, top, sharpness, cut, last, 0.0, top_k, 0.0, True, VOCAB, BLOCK)
 
 
 @triton.jit
-def cut_by_weight(source, space, top, sharpness, cut, last, top_p, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """Keeps the best of what is kept until their share of its weight reaches `top_p`, float64; at least one."""
+def cut_by_weight(source, space, top, sharpness, cut, last, top_p, edge, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """Keeps the best of what is kept until their share of its weight reaches `top_p`, float64; at least one. `edge`,
+    float32, is the scaled logit at the cut of a row like this one, 0 for none: what is kept does not depend on it."""
     nothing = tl.zeros((), tl.int64)
-    return _search(source, space, top, sharpness, cut, last, top_p, nothing, False, VOCAB, BLOCK)
+    return _search(source, space, top, sharpness, cut, last, top_p, nothing, edge, False, VOCAB, BLOCK)
+
+
+@triton.jit
+def edge_of(top, sharpness, cut):
+    """The scaled logit at a cut, float32."""
+    return top * sharpness - cut.to(tl.float32, bitcast=True)
 
 
 @triton.jit
