@@ -54,8 +54,8 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="float16", help="of the weights")
     parser.add_argument("--state-dtypes", nargs="+", default=["float16", "float32"])
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--tokens", type=int, default=128, help="least output tokens of a decode rate")
-    parser.add_argument("--measure-s", type=float, default=1.2, help="least time to measure a decode rate")
+    parser.add_argument("--tokens", type=int, default=192, help="least output tokens of a decode rate")
+    parser.add_argument("--measure-s", type=float, default=1.0, help="least time to measure a decode rate")
     parser.add_argument("--prefills", nargs="+", default=PREFILLS, metavar="ROWSxTOKENS")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256, 1024], help="over HTTP")
     parser.add_argument("--frontends", type=int, default=6)
@@ -134,7 +134,8 @@ def commands(part: str, model: str, state_dtype: str, given: argparse.Namespace)
         work += ["--prefill", *given.prefills] if "prefill" in given.only else []
         yield [*engine, *work], 180
     elif part == "itl":
-        yield [*engine, "--rows", "64", "--flood", "0", FLOOD, "--prefill", f"1x{FLOOD}", "--rounds", "2"], 90
+        work = ["--rows", "64", "--flood", "0", FLOOD, "--prefill", f"1x{FLOOD}", "--rounds", "2"]
+        yield [*engine, *work, "--seconds", str(3 * given.measure_s)], 90
     elif part == "kernels":
         some = [str(count) for count in KERNEL_ROWS if count in given.rows] or rows
         yield [forward, *named, "--rows", *some], 90
