@@ -9,7 +9,7 @@ from tests.core.exec.sampling_rows import DEVICE, Pair, random_image, random_log
 from tests.core.kernels.exps import device_exp
 from wkvm_core.exec.lanes import Lanes
 from wkvm_core.kernels import draw
-from wkvm_core.kernels.lane import ASKS, DONE, FEED, LEFT_OVER, POSITION, SAMPLE, STATUS
+from wkvm_core.kernels.lane import ASKS, DONE, EDGE, FEED, LEFT_OVER, POSITION, SAMPLE, STATUS
 from wkvm_core.sched.plan import NO_LANE, RAN, LaneImage
 from wkvm_proto.columns import pack_u32
 from wkvm_proto.sampling import Sampling
@@ -43,6 +43,9 @@ def compare(
         lanes = [*rng.sample(range(num_lanes), num_lanes - 1), pair.lanes.idle, pair.lanes.idle]
         pause = [rng.random() < 0.1 for _ in lanes]
         logits = random_logits(rng, len(lanes), vocab_size)
+        for knobs in pair.device_lanes.knobs:  # where top-p is looked for first says nothing of where it is
+            if rng.random() < 0.5:
+                knobs[EDGE] = rng.choice([0.0, -3.0, 2.5, 1e30, -1e38, float("inf"), float("-inf"), float("nan")])
         expected, expected_logprobs = pair.expected(logits, lanes, pause)
         actual, logprobs = pair.sampled(in_a_wider_buffer(logits, more), lanes, pause)
         assert torch.equal(actual, expected)

@@ -66,8 +66,8 @@ class Wkv7:
         scans = scan_instances(state_dtype, plane_dtype or dtype, dither=dither)
         module = Module(SOURCE, [*streams.values(), *scans.values()], device)
         shared = _STREAM_BYTES[state_dtype]
-        # Blocks of a scan that start while the launch before them still runs crowd on the processors that it left first.
         self._streams = {first: module.kernel(name, _STREAM, shared_bytes=shared) for first, name in streams.items()}
+        # Blocks of a scan that start while another launch still runs crowd on the processors that it left first.
         self._scans = {rows: module.kernel(name, _SCAN, early=False) for rows, name in scans.items()}
         self._few = gpu.Wkv7(state_dtype, dither=dither)
         self._warps = _STREAM_WARPS[state_dtype]

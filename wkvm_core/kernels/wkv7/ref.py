@@ -71,4 +71,5 @@ def attend(
     y = Wkv7(planes, offsets, read, write)(state).view(tokens, hidden)
     normed = functional.group_norm(y, hidden // _HEAD_SIZE, norm_weight, norm_bias, _HEAD_SIZE * 1e-5)
     bonus = heads(r * k * r_k).sum(-1, keepdim=True) * heads(v)
-    return (normed + bonus.view(tokens, hidden)) * gate
+    gated: torch.Tensor = (normed + bonus.view(tokens, hidden)) * gate
+    return gated
