@@ -16,14 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_report import markdown
+from gpu_targets import precision
 
 SCRIPTS = Path(__file__).parent
-PARTS = ("check", "decode", "http", "prefill", "sampled", "itl", "kernels", "memory")
-"""In the order in which they run."""
+PARTS = ("check", "decode", "sampled", "prefill", "itl", "http", "kernels", "memory")
+"""In the order in which they run; those of ENGINE together, in one process a model and state dtype."""
+ENGINE = ("decode", "sampled", "prefill")
+DEEP = ("itl", "http", "kernels", "memory")
 ROWS = [1, 8, 32, 64, 128, 256, 512, 1024]
 KERNEL_ROWS = (1, 64, 512)
 PREFILLS = ["1x4096", "16x1024"]
-SAMPLED = ["--temperature", "0.8", "--top-p", "0.95"]
+TEMPERATURES = {"decode": "0", "sampled": "0.8"}
+TOP_P = "0.95"
+FLOOD = "100000"
+WORDS = ("counting", "demo")
+"""Models that are no size; for a run on a CPU that shows that everything works."""
 LEAST_S = 15.0
 """A job that would get less than this is not begun."""
 
@@ -39,14 +46,16 @@ class Job:
     limit_s: float
 
 
-def main() -> None:
+def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench-gpu")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
-    parser.add_argument("--models", nargs="+", default=["1.5b", "7.2b", "2.9b", "0.4b"], help="sizes; see --model")
+    parser.add_argument("--models", nargs="+", default=["1.5b", "7.2b"], help="sizes; see --model")
     parser.add_argument("--deep", type=int, default=1, help="http, itl, kernels and memory take so many of the models")
+    parser.add_argument("--dtype", default="float16", help="of the weights")
     parser.add_argument("--state-dtypes", nargs="+", default=["float16", "float32"])
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--tokens", type=int, default=192, help="output tokens of each request of a decode rate")
+    parser.add_argument("--tokens", type=int, default=192, help="least output tokens of a decode rate")
+    parser.add_argument("--measure-s", type=float, default=1.0, help="least time to measure a decode rate")
     parser.add_argument("--prefills", nargs="+", default=PREFILLS, metavar="ROWSxTOKENS")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256, 1024], help="over HTTP")
     parser.add_argument("--frontends", type=int, default=6)
@@ -56,7 +65,11 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="what is measured, where git cannot tell")
     parser.add_argument("--out", type=Path, default=Path("results/gpu.json"))
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the tables of a file of results instead")
-    given = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    given = parsed()
     if given.markdown:
         print(markdown(json.loads(given.markdown.read_text()), peers()))
         return
@@ -83,35 +96,46 @@ def peers() -> dict:
 
 
 def jobs(given: argparse.Namespace) -> Iterator[Job]:
-    """Part by part; within a part the models in the order given."""
-    for part in (part for part in PARTS if part in given.only):
-        single = part in ("http", "itl", "kernels", "memory")
-        models = ["-"] if part == "check" else given.models[: given.deep] if single else given.models
+    """What is held against a target comes first; within that the models in the order given."""
+    chosen = [part for part in PARTS if part in given.only]
+    engine = ["engine"] if any(part in ENGINE for part in chosen) else []
+    bound = peers()["targets"]["decode"]
+
+    def of(part: str, models: list[str], *, bounded: bool | None = None) -> Iterator[Job]:
         for model in models:
             for state_dtype in given.state_dtypes:
-                for command, limit_s in commands(part, model, state_dtype, given):
-                    yield Job(part, model, state_dtype, command, limit_s)
+                if bounded in (None, precision(state_dtype) in bound.get(model, {})):
+                    for command, limit_s in commands(part, model, state_dtype, given):
+                        yield Job(part, model, state_dtype, command, limit_s)
+
+    if "check" in chosen:
+        yield from of("check", ["-"])
+    for part in engine:
+        yield from of(part, given.models, bounded=True)
+    for part in (part for part in DEEP if part in chosen):
+        yield from of(part, given.models[: given.deep])
+    for part in engine:
+        yield from of(part, given.models, bounded=False)
 
 
 def commands(part: str, model: str, state_dtype: str, given: argparse.Namespace) -> Iterator[tuple[list[str], float]]:
     """Arguments of Python, and seconds."""
-    on = ["--device", given.device, "--state-dtype", state_dtype]
-    named = ["--model", f"random:{model}", *on]
-    engine = ["-m", "wkvm_core.bench", *named]
+    on = ["--device", given.device, "--dtype", given.dtype, "--state-dtype", state_dtype]
+    name = model if model in WORDS else f"random:{model}"
+    named = ["--model", name, *on]
+    engine = ["-m", "wkvm_core.bench", *named, "--tokens", str(given.tokens), "--seconds", str(given.measure_s)]
     forward, http = str(SCRIPTS / "gpu_forward.py"), str(SCRIPTS / "gpu_http.py")
     rows = [str(count) for count in given.rows]
     if part == "check":
         yield [forward, "--check", *on], 90
-    elif part == "decode":
-        yield [*engine, "--rows", *rows, "--tokens", str(given.tokens)], 120
-    elif part == "sampled":
-        yield [*engine, "--rows", *rows, "--tokens", str(given.tokens), *SAMPLED], 120
-    elif part == "prefill":
-        yield [*engine, "--prefill", *given.prefills], 60
+    elif part == "engine":
+        temperatures = [TEMPERATURES[kind] for kind in ("decode", "sampled") if kind in given.only]
+        work = ["--rows", *rows, "--temperature", *temperatures, "--top-p", TOP_P] if temperatures else []
+        work += ["--prefill", *given.prefills] if "prefill" in given.only else []
+        yield [*engine, *work], 180
     elif part == "itl":
-        load = ["--rows", "64", "--tokens", "1500"]
-        yield [*engine, *load], 60
-        yield [*engine, *load, "--flood", "100000"], 60
+        work = ["--rows", "64", "--flood", "0", FLOOD, "--prefill", f"1x{FLOOD}", "--rounds", "2"]
+        yield [*engine, *work, "--seconds", str(3 * given.measure_s)], 90
     elif part == "kernels":
         some = [str(count) for count in KERNEL_ROWS if count in given.rows] or rows
         yield [forward, *named, "--rows", *some], 90
@@ -175,6 +199,7 @@ def about(given: argparse.Namespace) -> dict:
         "cpus": len(os.sched_getaffinity(0)),
         "commit": given.commit or said,
         "begun": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "dtype": given.dtype,
         "rows": given.rows,
     }
 

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--model", default="random:1.5b")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="float16", help="of the weights")
     parser.add_argument("--state-dtype", default="float16")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 512])
     parser.add_argument("--json", type=Path, required=True)
@@ -54,10 +55,17 @@ def check(given: argparse.Namespace) -> list[dict]:
         path = Path(folder) / "model.safetensors"
         save_file(random_tensors(CHECKED, torch.device("cpu"), torch.bfloat16), path)
         logits, states = story(open_model(path), torch.device("cpu"))
-        model = open_model(path, compute_dtype="bfloat16", state_dtype=given.state_dtype, device=given.device)
+        model = open_model(path, compute_dtype=given.dtype, state_dtype=given.state_dtype, device=given.device)
         own_logits, own_states = story(model, torch.device(given.device))
     apart = {name: distance(own_states[name], state) for name, state in states.items()}
-    return [{"state_dtype": given.state_dtype, "logits": distance(own_logits, logits), "states": apart}]
+    return [
+        {
+            "dtype": given.dtype,
+            "state_dtype": given.state_dtype,
+            "logits": distance(own_logits, logits),
+            "states": apart,
+        }
+    ]
 
 
 def story(model: Model, device: torch.device) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -101,7 +109,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def timed(given: argparse.Namespace) -> Iterator[dict]:
     """One decode step of the model as a CUDA graph, for each number of rows: median of its time, and where it goes."""
-    model = open_model(given.model, compute_dtype="bfloat16", state_dtype=given.state_dtype, device=given.device)
+    model = open_model(given.model, compute_dtype=given.dtype, state_dtype=given.state_dtype, device=given.device)
     device = torch.device(given.device)
     most = max(given.rows)
     model.reserve(most, most)

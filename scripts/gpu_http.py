@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="gpu_http.py", description=__doc__)
     parser.add_argument("--model", default="random:1.5b")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="float16", help="of the weights")
     parser.add_argument("--state-dtype", default="float16")
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 64, 256, 1024], help="none: memory only")
     parser.add_argument("--input-tokens", type=int, default=64)
@@ -32,6 +33,7 @@ def main() -> None:
     given = parser.parse_args()
     result = {
         "model": given.model,
+        "dtype": given.dtype,
         "state_dtype": given.state_dtype,
         "frontends": given.frontends,
         "workers": given.workers,
@@ -66,12 +68,11 @@ class Served:
 
     def __init__(self, given: argparse.Namespace, scratch: Path) -> None:
         command = [sys.executable, "-m", "wkvm_frontend.cli.main", "serve", "--model", given.model, "--port", "0"]
-        command += ["--device", given.device, "--state-dtype", given.state_dtype]
+        command += ["--device", given.device, "--dtype", given.dtype, "--state-dtype", given.state_dtype]
         command += ["--frontends", str(given.frontends), "--store", str(scratch / "store")]
         if given.concurrency:
             rows = max(given.concurrency)
             command += ["--max-rows", str(rows), "--slots", str(rows + SPARE_SLOTS)]
-            command += ["--step-tokens", str(max(4096, 2 * rows))]
         started = time.monotonic()
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None

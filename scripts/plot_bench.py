@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench_gpu import peers
-from gpu_report import decode_rates, peer_rates
+from gpu_report import peer_rates
+from gpu_targets import decode_results
 
 PANEL, GAP, COLUMNS = (400, 300), (64, 48), 2
 HEAD = 34
@@ -29,7 +30,7 @@ def main() -> None:
 
 def plot(document: dict, known: dict) -> str:
     """The picture; a panel for each model with decode rates."""
-    rates = decode_rates(document["jobs"], "decode")
+    rates = decode_results(document["jobs"], sampled=False)
     models = list(dict.fromkeys(model for model, _ in rates))
     if not models:
         raise SystemExit("the results hold no decode rates")

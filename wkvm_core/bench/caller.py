@@ -153,11 +153,13 @@ class Round:
 
 
 def decode(connection: Connection, load: Load, seconds: float) -> dict[str, float]:
-    """One round; when all its rows ran together for less than `seconds`, another one of more tokens."""
+    """One round; when all its rows ran together for less than `seconds`, another one of more tokens: enough for that
+    time besides those that the first row gets before the last one begins."""
     done = connection.round(load)
     itl = done.arrivals.itl
     if itl.size and itl.size / load.rows * itl.mean() < seconds:
-        tokens = min(math.ceil(_MARGIN * seconds / itl.mean()), connection.max_tokens)
+        ahead = float(np.ptp(done.arrivals.first))
+        tokens = min(math.ceil((ahead + _MARGIN * seconds) / itl.mean()), connection.max_tokens)
         done = connection.round(replace(load, tokens=max(tokens, load.tokens), seed=load.seed + load.rows))
         itl = done.arrivals.itl
     if not itl.size:

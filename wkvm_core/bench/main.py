@@ -6,12 +6,13 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from wkvm_core.bench.runs import Decode, Prefill, RunFailed, Runs
-from wkvm_core.daemon.boot import open_engine
+from wkvm_core.daemon.boot import describe, open_engine
 from wkvm_core.daemon.config import CoreConfig, Places
 from wkvm_core.daemon.notify import Notifier
 from wkvm_core.errors import DeviceLost, Refused
@@ -73,7 +74,10 @@ def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Result by result, all on one engine. Raises Refused, RunFailed, DeviceLost."""
     with tempfile.TemporaryDirectory(prefix="wkvm-") as folder:
         where = Places(Path(folder), Path(folder) / "c.sock")
+        started = time.monotonic()
         with open_engine(config(given), where, lambda _: None, Notifier(None)) as engine:
+            ready = f"ready after {time.monotonic() - started:.1f} s"
+            print(*describe(engine.card, engine.capacity, where), *engine.lines, ready, sep="\n", file=sys.stderr)
             runs = Runs(engine, where.address)
             for temperature in given.temperature:
                 for flood in given.flood:
