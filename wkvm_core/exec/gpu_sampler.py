@@ -12,19 +12,20 @@ from wkvm_core.exec.lanes import Lanes
 from wkvm_core.exec.sampler import Logprobs, Sampler, outcomes
 from wkvm_core.kernels.draw import best
 from wkvm_core.kernels.lane import LOGPROBS, TYPICAL
-from wkvm_core.kernels.sample.gpu import BLOCK, NUM_WARPS, sample
+from wkvm_core.kernels.sample.gpu import cut_for, sample
 
 
 class GpuSampler:
     """Samples like `Sampler`, with the same independence of rows. All of it is on the device but for rows with
     typical-p, whose draw is `Sampler`'s, and log-probabilities: `left_over` tells the rows, `rest` serves them."""
 
-    def __init__(self, lanes: Lanes, max_rows: int, *, block: int = BLOCK, num_warps: int = NUM_WARPS) -> None:
-        """Allocates what launches of at most `max_rows` rows need. block: logits that a program takes at a time."""
+    def __init__(self, lanes: Lanes, max_rows: int, *, block: int = 0, num_warps: int = 0) -> None:
+        """Allocates what launches of at most `max_rows` rows need. block: logits that a program takes at a time, chosen
+        by the number of rows, as warps are, unless told; the results do not depend on it."""
         self.lanes = lanes
         self.max_rows = max_rows
         self._eager = Sampler(lanes)
-        self._block, self._num_warps = block, num_warps
+        self._cut = (block, num_warps) if block and num_warps else None
         shape = (max_rows, lanes.vocab_size)
         self._outcomes = outcomes().to(lanes.device)
         self._shaped = torch.empty(shape, dtype=torch.float32, device=lanes.device)
@@ -48,6 +49,7 @@ class GpuSampler:
         count; out: int64 `[2, rows]`, gets tokens and flags as in `Sampled`. A row that does not ask to be sampled gets
         -1 and RAN; a lane with typical-p is left as it is, and its row gets LEFT_OVER and 0 until `rest` has run.
         """
+        block, num_warps = self._cut or cut_for(len(logits))
         sample(
             logits,
             lanes,
@@ -61,8 +63,8 @@ class GpuSampler:
             outcomes=self._outcomes,
             shaped=self._shaped,
             ranks=self._ranks,
-            block=self._block,
-            num_warps=self._num_warps,
+            block=block,
+            num_warps=num_warps,
         )
 
     def left_over(self, lanes: Sequence[int]) -> tuple[int, ...]:

@@ -44,15 +44,15 @@ class CountingModel:
         self.compute_dtype = "int64"
         self.deterministic = True
         self.num_parameters = 0
-        self._device = torch.device(device)
-        self._terms = splitmix64(torch.arange(VOCAB_SIZE)).to(self._device)  # [vocab]
-        self._shapes = _logit_shapes().to(self._device)  # [printable, vocab]
-        self._up, self._down = _powers(_FIRST_POWERS, self._device)
+        self.device = torch.device(device)
+        self._terms = splitmix64(torch.arange(VOCAB_SIZE)).to(self.device)  # [vocab]
+        self._shapes = _logit_shapes().to(self.device)  # [printable, vocab]
+        self._up, self._down = _powers(_FIRST_POWERS, self.device)
 
     def reserve(self, max_tokens: int, max_rows: int) -> None:
         """See `Model.reserve`."""
         if max_tokens >= self._up.shape[0]:
-            self._up, self._down = _powers(max_tokens + 1, self._device)
+            self._up, self._down = _powers(max_tokens + 1, self.device)
 
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See Model. Cost: a few operations on int64 [tokens], whatever the number of rows."""
@@ -76,7 +76,7 @@ class CountingModel:
         """
         num_tokens = batch.tokens.shape[0]
         self.reserve(num_tokens, 0)
-        prefix = torch.zeros(num_tokens + 1, dtype=torch.int64, device=self._device)
+        prefix = torch.zeros(num_tokens + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(self._terms[batch.tokens] * self._down[:num_tokens], 0, out=prefix[1:])
         borders = torch.tensor(batch.offsets) if batch.bounds is None else batch.bounds.to(torch.int64)
         starts, ends = borders[:-1], borders[1:]
@@ -88,7 +88,7 @@ class CountingModel:
             hashes = old[:, 1] * self._up[length] + (prefix[places + 1] - prefix[first]) * self._up[places]
             return torch.stack((old[:, 0] + length, hashes), 1)
 
-        rows = torch.arange(starts.shape[0], device=self._device)
+        rows = torch.arange(starts.shape[0], device=self.device)
         after = states(rows, ends - 1)
         # Rows without tokens are padding: what is made of them goes to the sink.
         owners = torch.searchsorted(ends, batch.wanted, right=True).clamp_(max=rows.shape[0] - 1)

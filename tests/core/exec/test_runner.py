@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core.exec.stories import REQUEST, SHAPE, check_story
 from tests.fakes.core import Core
 from tests.fakes.counting import CountingReference, greedy
 from wkvm_core.models.counting import CountingModel
@@ -24,86 +25,6 @@ def counting() -> Model:
 @pytest.fixture(scope="module")
 def invariant_demo() -> Model:
     return open_model(DEMO_MODEL, deterministic=True)
-
-
-LETTERS = tuple(bytes([byte]) for byte in b"aeiou!?0")
-REQUEST = st.fixed_dictionaries(
-    {
-        "prompt": st.lists(st.integers(0, 255), min_size=1, max_size=80),
-        "max_tokens": st.integers(1, 40),
-        "n": st.integers(1, 3),
-        "keep": st.booleans(),
-        "stop": st.sampled_from([(), (), LETTERS, (b"ab", b"cd", b"e", b"xyz", b"zz", b"1"), (b"\n",)]),
-        "stop_ids": st.sampled_from([(), (40, 41, 42, 43)]),
-        "min_tokens": st.integers(0, 10),
-        "temperature": st.sampled_from([0.0, 0.7, 2.0]),
-        "seed": st.integers(0, 5),
-        "top_p": st.sampled_from([1.0, 0.8]),
-        "top_k": st.sampled_from([0, 5]),
-        "presence_penalty": st.sampled_from([0.0, 1.5]),
-        "repetition_penalty": st.sampled_from([1.0, 1.3]),
-        "logprobs": st.sampled_from([-1, 0, 2]),
-        "priority": st.integers(-1, 1),
-        "tenant": st.sampled_from("ab"),
-    }
-).map(
-    lambda kwargs: (
-        kwargs
-        | {"keep": kwargs["keep"] and kwargs["n"] == 1, "min_tokens": min(kwargs["min_tokens"], kwargs["max_tokens"])}
-    )
-)
-SHAPE = st.fixed_dictionaries(
-    {
-        "slots": st.integers(2, 6),
-        "rows": st.integers(1, 8),
-        "step_tokens": st.integers(1, 64),
-        "chunk_tokens": st.integers(1, 40),
-        "slice_tokens": st.sampled_from([0, 2, 7]),
-        "overlap": st.integers(0, 1),
-    }
-)
-
-
-def answers(core: Core, number: int, n: int) -> list[tuple[Any, ...]]:
-    out = []
-    for sample in range(n):
-        answer = core.answers[number, sample]
-        assert answer.finish is not None
-        assert answer.failure is None
-        finish = answer.finish
-        out.append(
-            (
-                answer.tokens,
-                answer.logprobs,
-                finish.reason,
-                finish.tail,
-                finish.stop_text,
-                finish.stop_id,
-                finish.consumed,
-            )
-        )
-    return out
-
-
-def check_story(
-    model: Model, story: list[tuple[dict[str, Any], int]], shape: dict[str, int], vocabulary: list[bytes] | None
-) -> None:
-    """Requests with turns between them, in a tight core; then each alone in a wide one: equal in every token,
-    log-probability and kept byte."""
-    core = Core(model, vocabulary=vocabulary, **shape)
-    numbers = []
-    for request, turns in story:
-        numbers.append(core.submit(**request))
-        for _ in range(turns):
-            core.turn()
-    core.run()
-    for (request, _), number in zip(story, numbers, strict=True):
-        alone = Core(model, step_tokens=1000, chunk_tokens=1000, vocabulary=vocabulary)
-        again = alone.submit(**request)
-        alone.run()
-        assert answers(core, number, request["n"]) == answers(alone, again, request["n"])
-        if request["keep"]:
-            assert core.kept(number) == alone.kept(again)
 
 
 @settings(max_examples=80, deadline=None)
@@ -183,9 +104,6 @@ def test_seeded_samples_repeat_and_differ_by_sample_index(counting: Model) -> No
 
 class Poisoned(CountingModel):
     """Gives NaN logits to the rows that read byte 255."""
-
-    def reserve(self, max_tokens: int, max_rows: int) -> None:
-        """Nothing to reserve."""
 
     def forward(self, batch: Any, families: Any) -> torch.Tensor:
         logits = super().forward(batch, families)

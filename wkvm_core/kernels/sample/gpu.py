@@ -16,6 +16,8 @@ from wkvm_core.kernels.sample.row.gpu import best, shape
 BLOCK = 4096
 """Logits that a program takes at a time."""
 NUM_WARPS = 16
+_MANY_ROWS = 512
+"""Rows from which smaller programs are faster: there are more of them than the card runs at once."""
 
 _NEXT = tl.constexpr(table.NEXT)
 _POSITION = tl.constexpr(table.POSITION)
@@ -57,6 +59,11 @@ _SAMPLE = tl.constexpr(table.SAMPLE)
 _PAUSE = tl.constexpr(table.PAUSE)
 _LEFT_OVER = tl.constexpr(table.LEFT_OVER)
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
+
+
+def cut_for(rows: int) -> tuple[int, int]:
+    """Block and warps of a program; measured on an H200."""
+    return (BLOCK // 2, NUM_WARPS // 2) if rows >= _MANY_ROWS else (BLOCK, NUM_WARPS)
 
 
 def sample(

@@ -242,19 +242,19 @@ class GpuRwkv7:
             plain = Tile(16, 64, 256, 1, 4, 4, few=True)
             return Tiles(
                 into=plain,
-                up=Tile(16, 32, 64, 1, 2, 4),
-                output=replace(plain, split=1 if tokens <= 2 else 2),
+                up=Tile(16, 32, 64, 1, 4, 4),
+                output=replace(plain, split=1 if tokens <= 2 or self._sizes.hidden > 2048 else 2),
                 ffn_key=plain,
                 ffn_value=replace(plain, split=2),
                 head=plain,
             )
         if tokens <= 16 and not self.deterministic:
             return Tiles(
-                into=Tile(16, 32, 256, 1, 4, 3) if is_wide else Tile(16, 64, 256, 1, 8, 4),
-                up=Tile(16, 32, 64, 1, 2, 4),
+                into=Tile(16, 64, 256, 1, 8, 4),
+                up=Tile(16, 64 if is_wide else 32, 64, 1, 4, 4),
                 output=Tile(16, 64, 256, split_c, 4, 4),
-                ffn_key=Tile(16, 64, 128 if is_wide else 256, 1, 4, 4),
-                ffn_value=Tile(16, 64, 256, 4 if is_wide else split_f, 4, 4),
+                ffn_key=Tile(16, 32, 512, 1, 4, 2) if is_wide else Tile(16, 64, 256, 1, 4, 4),
+                ffn_value=Tile(16, 64, 256, split_f, 4, 4),
                 head=Tile(16, 64, 128, 1, 4, 5),
             )
         if tokens <= 64 or self.deterministic:
