@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a kernel starts while the one before it ends, and waits before it reads its results.
 
-Every kernel of ours that is launched so calls `gdc_wait` before it touches what an earlier launch of the same step
-wrote, also when it needs nothing of it: then whatever is two launches back is complete.
+Every kernel of ours that is launched so calls `gdc_wait` before it touches what an earlier launch of the same forward
+pass wrote. Until then it reads only what is older than the pass: weights, slots, and states, each of which a pass reads
+once. Between two passes stand launches of the ordinary kind, which wait for all before them.
 """
 
 from __future__ import annotations
