@@ -37,7 +37,8 @@ class Batch:
     @property
     def single(self) -> bool:
         """Every row has exactly one token: a pure decode step."""
-        return self.bounds is None and len(self.offsets) - 1 == self.tokens.shape[0]
+        rows = self.tokens.shape[0]
+        return self.bounds is None and self.offsets == tuple(range(rows + 1))
 
 
 class Model(Protocol):

@@ -117,7 +117,8 @@ def test_nothing_is_allocated_on_the_device_once_the_engine_runs(model: Model) -
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     load(core, 3, count=30)
-    core.run()
+    while core.scheduler.num_requests or core.scheduler.in_flight:
+        core.turn()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 

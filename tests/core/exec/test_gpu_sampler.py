@@ -217,6 +217,7 @@ def test_a_graph_holds_entering_and_sampling() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_seating_waits_for_nothing_on_the_gpu() -> None:
     rng = random.Random(4)
     lanes = Lanes.open(8, VOCAB, "cuda")
@@ -225,8 +226,8 @@ def test_seating_waits_for_nothing_on_the_gpu() -> None:
         lanes.seat(lane, own)
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for lane, own in enumerate(images[8:]):
             lanes.seat(lane % 8, own)
         lanes.set_halt_set(0, bytes(VOCAB // 8))

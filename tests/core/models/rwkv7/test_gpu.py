@@ -294,11 +294,12 @@ def test_as_many_rows_as_tokens_are_no_decode_when_some_rows_have_none(kind: Kin
 
 
 def test_decodes_padded_with_rows_that_write_the_sink_keep_every_bit(kind: Kind) -> None:
+    """Beside rows of others they would be the same: there is one arithmetic for a number of rows."""
     model = kind.made()
     results = []
-    for more in (0, 3):
+    for more, read, write in (([[0]] * 3, [0] * 3, [1] * 3), ([[7], [8], [9]], [4, 4, 0], [6, 7, 8])):
         families = filled(kind, model, DEVICE)
-        batch = launch([[5], [6], *[[0]] * more], [2, 3, *[0] * more], [2, 5, *[1] * more], wanted=[0, 1])
+        batch = launch([[5], [6], *more], [2, 3, *read], [2, 5, *write], wanted=[0, 1])
         results.append((model.forward(batch, families), states(families, (0, 2, 3, 4, 5))))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
