@@ -78,6 +78,9 @@ def serve(config: CoreConfig, where: Places, say: Say) -> None:
 def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Notifier) -> Iterator[Engine]:
     """Loads the model, allocates everything, warms up, and binds the socket last: whoever can connect is served."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    if config.deterministic:
+        # Read at MKL's first product: its sums then do not depend on the number of threads.
+        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     hardware = find_hardware(config)
     model = open_model(
         _model_path(config.model),

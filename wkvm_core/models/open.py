@@ -22,6 +22,8 @@ DEMO_MODEL: Final = Path(__file__).parent.parent / "assets" / "wkvm-demo"
 """The small model that comes with wkvm."""
 COUNTING: Final = "counting"
 
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 Progress = Callable[[str], None]
 """Told what is being done, in a few words, before each part of the loading."""
 
@@ -62,6 +64,11 @@ def open_model(
     target = torch.device(device)
     if target.type not in ("cpu", "cuda"):
         raise Refused(ErrorCode.BAD_CONFIG, f"RWKV-7 has no kernels for device {target.type!r}", param="device")
+    for dtype in (compute_dtype, state_dtype):
+        if dtype not in _DTYPES:
+            raise Refused(
+                ErrorCode.BAD_CONFIG, f"dtype {str(dtype)[:100]!r} is none of {', '.join(_DTYPES)}", param="dtype"
+            )
     if target.type == "cpu" and (compute_dtype == "float16" or state_dtype != "float32"):
         message = f"compute dtype {compute_dtype} with state dtype {state_dtype} is for a GPU; a CPU has float32 states"
         raise Refused(ErrorCode.BAD_CONFIG, message, param="dtype")
@@ -116,7 +123,7 @@ def _read(path: Path, report: Progress) -> _Source:
 def _draw(word: str, device: torch.device, compute_dtype: str, report: Progress) -> _Source:
     """Weights in the compute dtype, drawn where they will be used: a large model takes seconds, not minutes."""
     shape = drawn.shape_of(word)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[compute_dtype]
+    dtype = _DTYPES[compute_dtype]
     report("drawing weights")
     tensors, sizes = canonical_tensors(drawn.random_tensors(shape, device, dtype), {})
     return _Source(word, tensors, sizes, drawn.random_fingerprint(shape, device, dtype), eos_ids({}, sizes.vocab))
