@@ -44,9 +44,9 @@ class Daemon:
                 [*command, *self.flags], stderr=log, stdout=log, env=os.environ | self.environment
             )
 
-    def wait_until_bound(self) -> None:
+    def wait_until_bound(self, limit_s: float = START_LIMIT_S) -> None:
         """The socket is there."""
-        end = time.monotonic() + START_LIMIT_S
+        end = time.monotonic() + limit_s
         while not self.socket.exists():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < end, self.log.read_text()

@@ -44,10 +44,13 @@ class Engine:
         chunk_tokens: int = 8,
         depth: int = 0,
         slice_tokens: int = 0,
+        mixed_tokens: int = 1 << 62,
         max_queued: int = 1000,
         max_queued_tokens: int = 1_000_000,
     ) -> None:
-        limits = Limits(rows, max(step_tokens, rows), chunk_tokens, max_queued, max_queued_tokens, slice_tokens)
+        limits = Limits(
+            rows, max(step_tokens, rows), chunk_tokens, max_queued, max_queued_tokens, slice_tokens, mixed_tokens
+        )
         self.arena, self.blocks = Arena(slots), Blocks(blocks)
         self.scheduler = Scheduler(self.arena, self.blocks, limits, Fingerprint("m", "l", "n"))
         self.device = Device(slots, blocks, len(VOCABULARY))

@@ -18,7 +18,7 @@ from wkvm_core.daemon.capacity import Capacity
 from wkvm_core.daemon.config import CoreConfig, Places
 from wkvm_core.daemon.desk import Desk
 from wkvm_core.daemon.door import Door
-from wkvm_core.daemon.hardware import find_hardware
+from wkvm_core.daemon.hardware import find_hardware, refused_when_full
 from wkvm_core.daemon.inbox import Drain, Inbox
 from wkvm_core.daemon.loop import Loop
 from wkvm_core.daemon.mail import Mail
@@ -82,14 +82,15 @@ def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Noti
         # Read at MKL's first product: its sums then do not depend on the number of threads.
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     hardware = find_hardware(config)
-    model = open_model(
-        _model_path(config.model),
-        compute_dtype=config.dtype or hardware.default_dtype,
-        state_dtype=config.state_dtype,
-        deterministic=config.deterministic,
-        device=hardware.device,
-        progress=progress,
-    )
+    with refused_when_full():
+        model = open_model(
+            _model_path(config.model),
+            compute_dtype=config.dtype or hardware.default_dtype,
+            state_dtype=config.state_dtype,
+            deterministic=config.deterministic,
+            device=hardware.device,
+            progress=progress,
+        )
     machinery = hardware.build(config, model, progress)
     capacity = machinery.capacity
     card = _card(config, model, capacity)

@@ -76,7 +76,7 @@ def resolve_slots(config: CoreConfig, slot_bytes: int, free_bytes: int, *, most:
     """Slots handed out of so much memory, the reserved ones not counted; as many as fit, or half of that up to `most`,
     unless told. Refuses what does not fit."""
     room = free_bytes // slot_bytes - RESERVED_SLOTS
-    fitting = room if most is None else min(most, room // 2)
+    fitting = room if most is None else min(most, max(room // 2, 1))
     num_slots = config.slots if config.slots is not None else fitting
     if not 1 <= num_slots <= room:
         raise Refused(
@@ -107,7 +107,7 @@ def resolve_blocks(config: CoreConfig, slot_bytes: int, free_bytes: int) -> int:
 
 def resolve_buckets(config: CoreConfig, max_rows: int) -> tuple[int, ...]:
     """Batch sizes to capture, ascending, the largest of them `max_rows`. Chosen: powers of two and what lies halfway
-    between them, so that at most a third of a batch is padding."""
+    between them, so that from eight rows on less than a third of a batch is padding."""
     given = config.buckets
     if any(rows > max_rows for rows in given):
         raise Refused(ErrorCode.BAD_CONFIG, f"bucket {max(given)} is more than max_rows {max_rows}", param="buckets")

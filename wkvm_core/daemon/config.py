@@ -57,12 +57,13 @@ class CoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     step_tokens: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None,
-        setting("most tokens in one step: 512 on a CPU, 4096 on a GPU unless told", group="scheduling"),
+        setting("most tokens in one step: 512 on a CPU, 8192 on a GPU unless told", group="scheduling"),
     ] = None
     chunk_tokens: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None,
         setting(
-            "most prompt tokens of one request in one step: 256, or 4096 on a GPU, unless told", group="scheduling"
+            "most prompt tokens of one request in one step: 256, or step_tokens on a GPU, unless told",
+            group="scheduling",
         ),
     ] = None
     mixed_tokens: Annotated[

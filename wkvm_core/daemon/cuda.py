@@ -12,9 +12,8 @@ import torch
 from wkvm_core.daemon import capacity
 from wkvm_core.daemon.capacity import Capacity
 from wkvm_core.daemon.config import CoreConfig
-from wkvm_core.daemon.hardware import Dtype, Machinery, Say
+from wkvm_core.daemon.hardware import Dtype, Machinery, Say, refused_when_full
 from wkvm_core.daemon.memory import available_bytes
-from wkvm_core.errors import Refused
 from wkvm_core.exec.bank import StateBank
 from wkvm_core.exec.device_lanes import DeviceLanes
 from wkvm_core.exec.gpu_sampler import GpuSampler
@@ -24,7 +23,6 @@ from wkvm_core.exec.reading import sizes
 from wkvm_core.models.protocol import Model
 from wkvm_core.sched.limits import Limits
 from wkvm_core.store.host import HostArena
-from wkvm_proto.names import ErrorCode
 
 _MIB = 2**20
 _SPARE_BYTES = 256 * _MIB
@@ -81,7 +79,7 @@ class Cuda:
         buckets = capacity.resolve_buckets(config, limits.max_rows)
         readings = sizes(limits.step_tokens, limits.max_rows)
         slot_bytes = model.layout.slot_bytes
-        with _refused():
+        with refused_when_full():
             with tags.of("lanes"):
                 lanes = DeviceLanes(limits.max_rows, model.vocab_size, device, limits.max_rows)
                 sampler = GpuSampler(lanes, limits.max_rows + 1)
@@ -145,16 +143,6 @@ class Cuda:
         del stepper, bank
         torch.cuda.empty_cache()
         return taken * (len(buckets) + len(readings)) // (len(some) + len(largest))
-
-
-@contextmanager
-def _refused() -> Iterator[None]:
-    """Too little memory is a matter of settings."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        message = f"the GPU's memory is too small: {str(error).partition('. ')[0]}"
-        raise Refused(ErrorCode.NOT_ENOUGH_MEMORY, message, param="gpu_memory_utilization") from None
 
 
 class Bar:

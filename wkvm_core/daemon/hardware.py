@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -25,6 +27,8 @@ from wkvm_proto.names import ErrorCode
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16", "float16"]
+OLDEST = (8, 0)
+"""Compute capability that the kernels need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +57,50 @@ class Hardware(Protocol):
         ...
 
 
-def find_hardware(config: CoreConfig) -> Hardware:
-    """The device that the settings name; `auto` is the first CUDA device, if there is one."""
-    wanted = config.device
+def find_device(wanted: str) -> torch.device:
+    """The device that a setting names; `auto` is the first CUDA device, if there is one. Raises Refused(BAD_CONFIG) for
+    one that is not there or too old."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(wanted)
-    except RuntimeError:
-        raise Refused(ErrorCode.BAD_CONFIG, f"{wanted!r} names no device", param="device") from None
-    if device.type == "cpu":
-        return Cpu()
-    if device.type != "cuda":
+    if wanted == "cpu":
+        return torch.device("cpu")
+    named = re.fullmatch("cuda(?::([0-9]+))?", wanted)  # torch.device takes 256 for 0
+    if named is None:
         raise Refused(ErrorCode.BAD_CONFIG, f"devices are auto, cpu, cuda and cuda:N, not {wanted!r}", param="device")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (device.index or 0) >= count:
+    index = int(named[1] or 0)
+    if index >= count:
         raise Refused(ErrorCode.BAD_CONFIG, f"there is no {wanted!r}: {count} CUDA devices are found", param="device")
+    capability = torch.cuda.get_device_capability(index)
+    if capability < OLDEST:
+        has, needed = (".".join(map(str, version)) for version in (capability, OLDEST))
+        message = f"{torch.cuda.get_device_name(index)} has compute capability {has}; the kernels need {needed}"
+        raise Refused(ErrorCode.BAD_CONFIG, f"{message}; choose another device, or --device cpu", param="device")
+    return torch.device("cuda", index)
+
+
+def find_hardware(config: CoreConfig) -> Hardware:
+    """What runs on the device that the settings name. Raises Refused(BAD_CONFIG) as `find_device` does, and for a GPU
+    without the packages that it takes."""
+    device = find_device(config.device)
+    if device.type == "cpu":
+        return Cpu()
     try:
         from wkvm_core.daemon.cuda import Cuda
     except ImportError as error:
         message = f"serving from a GPU takes {error.name}; install wkvm with its `gpu` extra, or choose --device cpu"
         raise Refused(ErrorCode.BAD_CONFIG, message, param="device") from None
-    return Cuda(torch.device("cuda", device.index or 0))
+    return Cuda(device)
+
+
+@contextmanager
+def refused_when_full() -> Iterator[None]:
+    """Too little memory on a GPU is a matter of settings: Refused(NOT_ENOUGH_MEMORY)."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        message = f"the GPU's memory is too small: {str(error).partition('. ')[0]}"
+        raise Refused(ErrorCode.NOT_ENOUGH_MEMORY, message, param="gpu_memory_utilization") from None
 
 
 class Cpu:

@@ -28,18 +28,15 @@ MOST_CAPTURED = 2048
 
 def sizes(max_tokens: int, max_rows: int) -> tuple[tuple[int, int], ...]:
     """Tokens and rows of the readings to capture, ascending: four token counts from each power of two to the next, so
-    that at most a fifth is padding."""
-    counts, step = [SMALLEST], SMALLEST // 4
-    while counts[-1] < min(max_tokens, MOST_CAPTURED):
-        if counts[-1] >= 8 * step:
+    that beyond the smallest at most a fifth is padding; the last one is `max_tokens` unless that is too many."""
+    most = min(max_tokens, MOST_CAPTURED)
+    counts, count, step = [], SMALLEST, SMALLEST // 4
+    while count < most:
+        counts.append(count)
+        if count >= 8 * step:
             step *= 2
-        counts.append(counts[-1] + step)
-    return tuple(
-        (count, rows)
-        for count in counts
-        for rows in ROW_SIZES
-        if count <= max_tokens and rows < min(count, max_rows + 1)
-    )
+        count += step
+    return tuple((count, rows) for count in (*counts, most) for rows in ROW_SIZES if rows < min(count, max_rows + 1))
 
 
 class Reading:

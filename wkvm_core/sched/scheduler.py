@@ -265,7 +265,7 @@ class Scheduler:
         left = self.limits.step_tokens - len(step.rows)
         ends = [s.keep_to if s.phase is Phase.KEEPING else s.total_prompt for s in readers]
         if step.rows:
-            short = sum(end - sequence.consumed <= 1 for end, sequence in zip(ends, readers, strict=True))
+            short = sum(end - sequence.consumed == 1 for end, sequence in zip(ends, readers, strict=True))
             left = min(left, max(self.limits.mixed_tokens, 2 * len(step.rows)) + short)
         order = sorted(range(len(readers)), key=lambda i: (ends[i] - readers[i].consumed, readers[i].number))
         for place, index in enumerate(order):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.fakes.device import EMPTY
 from tests.fakes.engine import VOCABULARY, Engine, expected
 from wkvm_core.errors import Refused
+from wkvm_core.sched.plan import StepPlan
 from wkvm_core.sched.request import Request
 from wkvm_proto.names import ErrorCode, FinishReason
 
@@ -107,6 +108,7 @@ SHAPE = st.fixed_dictionaries(
         "chunk_tokens": st.integers(1, 10),
         "depth": st.integers(0, 2),
         "slice_tokens": st.sampled_from([0, 0, 1, 3, 8]),
+        "mixed_tokens": st.sampled_from([1, 4, 1 << 62]),
     }
 )
 
@@ -320,3 +322,85 @@ def test_tenants_that_went_away_are_forgotten() -> None:
         engine.submit([1], max_tokens=1, tenant=f"tenant-{number}")
         engine.run()
     assert not engine.scheduler._seating.queue._served
+
+
+# ---------------------------------------------------------------------------------------------- mixed steps
+
+
+def decoding(count: int, **shape: int) -> Engine:
+    """So many rows that decode, none that reads."""
+    engine = Engine(slots=16, rows=16, **shape)
+    for k in range(count):
+        engine.submit([k % len(VOCABULARY)], max_tokens=1000)
+    engine.turn()
+    return engine
+
+
+def lengths(plan: StepPlan | None) -> tuple[int, list[int]]:
+    """Decode rows of a plan, and the tokens of each row that reads."""
+    assert plan is not None
+    return sum(row.feed for row in plan.rows), sorted(len(row.tokens) // 4 for row in plan.rows if not row.feed)
+
+
+def test_no_decode_waits_behind_more_than_the_mixed_tokens_of_all_prompts_together() -> None:
+    engine = decoding(2, step_tokens=200, chunk_tokens=100, mixed_tokens=12)
+    for _ in range(3):
+        engine.submit([1] * 90, max_tokens=1)
+    for _ in range(10):
+        rows, read = lengths(engine.turn())
+        assert rows == 2
+        assert 0 < sum(read) <= 12
+
+
+def test_first_rows_of_one_token_are_not_put_off_by_a_prompt_and_come_on_top() -> None:
+    engine = decoding(2, step_tokens=200, chunk_tokens=100, mixed_tokens=12)
+    engine.submit([1] * 500, max_tokens=1)
+    engine.turn()
+    for token in range(5):
+        engine.submit([token], max_tokens=3)
+    assert lengths(engine.turn()) == (2, [1, 1, 1, 1, 1, 12])
+
+
+def test_forks_start_together_beside_a_prompt_that_is_read() -> None:
+    engine = decoding(2, step_tokens=200, chunk_tokens=100, mixed_tokens=4)
+    engine.submit([1] * 500, max_tokens=1)
+    engine.submit([1, 2, 3], n=8, max_tokens=9)
+    for _ in range(4):
+        _, read = lengths(engine.turn())
+        if read.count(1) == 8:
+            break
+    assert read == [1] * 8 + [4]
+
+
+def test_a_kept_state_that_lacks_nothing_leaves_the_budget_of_prompts_as_it_is() -> None:
+    engine = decoding(2, step_tokens=200, chunk_tokens=100, mixed_tokens=12)
+    engine.submit([1] * 500, max_tokens=1)
+    for _ in range(5):
+        engine.submit([1], max_tokens=0, keep=True)
+    saved = 0
+    for _ in range(6):
+        plan = engine.turn()
+        assert plan is not None
+        saved += len(plan.moves)
+        _, read = lengths(plan)
+        assert sum(tokens for tokens in read if tokens > 1) <= 12
+    assert saved == 5
+
+
+def test_without_decodes_prompts_get_the_whole_budget() -> None:
+    engine = Engine(slots=4, step_tokens=100, chunk_tokens=80, mixed_tokens=6)
+    for _ in range(2):
+        engine.submit([1] * 300, max_tokens=1)
+    assert lengths(engine.turn()) == (0, [50, 50])
+
+
+def test_prompts_get_two_tokens_a_decoding_row_at_least() -> None:
+    engine = decoding(9, step_tokens=200, chunk_tokens=100, mixed_tokens=3)
+    engine.submit([1] * 300, max_tokens=1)
+    assert lengths(engine.turn()) == (9, [18])
+
+
+def test_the_budget_of_a_step_bounds_a_mixed_one_too() -> None:
+    engine = decoding(9, step_tokens=20, chunk_tokens=100, mixed_tokens=15)
+    engine.submit([1] * 300, max_tokens=1)
+    assert lengths(engine.turn()) == (9, [11])
