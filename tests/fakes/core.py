@@ -69,14 +69,12 @@ class Core:
         stepper: Stepper = EagerStepper(model, self.bank, self.lanes, Sampler(self.lanes))
         if graphs:
             from wkvm_core.exec.device_lanes import DeviceLanes
-            from wkvm_core.exec.gpu_sampler import GpuSampler
-            from wkvm_core.exec.graph_stepper import GraphStepper
 
             self.lanes = lanes = DeviceLanes(rows, model.vocab_size, device, rows)
-            model.reserve(step_tokens, rows + 1)
-            sampler = GpuSampler(lanes, rows + 1)
+            decoding = Side.open(model, lanes, rows, rows)
+            reading = Side.open(model.twin(), lanes, step_tokens, rows + 1)
             readings = ((16, 1), (32, 4)) if step_tokens >= 32 and rows >= 4 else ()
-            stepper = GraphStepper.open(model, self.bank, lanes, sampler, step_tokens, buckets or (rows,), readings)
+            stepper = GraphStepper.open(decoding, reading, self.bank, lanes, step_tokens, buckets or (rows,), readings)
         self.runner = Runner(self.bank, self.lanes, stepper, self.host.view)
         table = vocabulary or [bytes([byte]) for byte in range(256)]
         self.compiler = StopCompiler(VocabularyBytes(table), model.vocab_size)

@@ -28,7 +28,8 @@ class Decode:
     def __init__(
         self, model: Model, bank: StateBank, lanes: DeviceLanes, sampler: GpuSampler, buckets: Sequence[int]
     ) -> None:
-        """buckets: ascending. Allocates all that launches need; `model.reserve` was called."""
+        """buckets: ascending, the last no more than the rows of the sampler and of `model.reserve`. Allocates all that
+        launches need."""
         self.buckets = tuple(buckets)
         self._model, self._bank, self._lanes, self._sampler = model, bank, lanes, sampler
         self.leftover = Leftover(sampler)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -45,33 +46,84 @@ class InFlight:
         return StepResult(self.step, tuple(all_flags), tuple(all_tokens), logprobs=told)
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What works on one kind of launches: a model with room of its own, `reserve`d, and a sampler with its own."""
+
+    model: Model
+    sampler: GpuSampler
+
+    @staticmethod
+    def open(model: Model, lanes: DeviceLanes, max_tokens: int, max_rows: int) -> Side:
+        """Allocates for launches of so many tokens and rows."""
+        model.reserve(max_tokens, max_rows)
+        return Side(model, GpuSampler(lanes, max_rows))
+
+
+class Beside:
+    """A stream beside the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """What is launched inside begins after all that the current stream has got so far, and runs beside what it gets
+        until `join`."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """What the current stream gets from now on comes after what was launched inside."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+class InLine:
+    """The stand-in where there is no other stream."""
+
+    def __call__(self) -> AbstractContextManager[None]:
+        """In the order of the calls."""
+        return nullcontext()
+
+    def join(self) -> None:
+        """Nothing to wait for."""
+
+
 class GraphStepper:
     """Starts a step and comes back at once; the host learns its tokens when it asks for the result."""
 
     @staticmethod
     def open(
-        model: Model,
+        decoding: Side,
+        reading: Side,
         bank: StateBank,
         lanes: DeviceLanes,
-        sampler: GpuSampler,
         max_tokens: int,
         buckets: Sequence[int],
         readings: Sequence[tuple[int, int]],
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> GraphStepper:
-        """Captures every bucket and reading; `tell` hears what comes next. `model.reserve` was called for `max_tokens`
-        and the rows of the sampler, which has room for one row more than the largest bucket."""
-        capture: Capture = CudaGraphs(bank.device) if bank.device.type == "cuda" else as_it_is
-        decode = Decode(model, bank, lanes, sampler, buckets)
-        reading = Reading(model, bank, lanes, sampler, max_tokens, sampler.max_rows - 1, readings)
+        """Captures every bucket and reading; `tell` hears what comes next. `reading` has room for `max_tokens` tokens and
+        a row of padding."""
+        device = bank.device
+        decode = Decode(decoding.model, bank, lanes, decoding.sampler, buckets)
+        reader = Reading(
+            reading.model, bank, lanes, reading.sampler, max_tokens, reading.sampler.max_rows - 1, readings
+        )
+        # Each kind has a stream and a pool of its own: one of either may run at a time.
         with torch.inference_mode():
-            reading.capture(capture, lambda size: tell(f"reading {size[0]} tokens of {size[1]} rows"))
-            decode.capture(capture, lambda bucket: tell(f"a step of {bucket} rows"))
-        return GraphStepper(decode, reading, torch.cuda.Event if bank.device.type == "cuda" else Passed)
+            reader.capture(_capture(device), lambda size: tell(f"reading {size[0]} tokens of {size[1]} rows"))
+            decode.capture(_capture(device), lambda bucket: tell(f"a step of {bucket} rows"))
+        if device.type == "cuda":
+            return GraphStepper(decode, reader, torch.cuda.Event, Beside(device))
+        return GraphStepper(decode, reader, Passed, InLine())
 
-    def __init__(self, decode: Decode, reading: Reading, fence: Callable[[], Fence]) -> None:
-        """fence: makes a point in the work of the current stream."""
+    def __init__(self, decode: Decode, reading: Reading, fence: Callable[[], Fence], beside: Beside | InLine) -> None:
+        """fence: makes a point in the work of the current stream; beside: where readings go in a step that also decodes,
+        which is bound by memory where they are not."""
+        self._beside = beside
         self._decode = decode
         self._reading = reading
         self._fence = fence
@@ -105,13 +157,22 @@ class GraphStepper:
         if len(singles) == len(rows) <= self._decode.max_rows:
             self._steady = rows, singles
             return [self._decode.launch(rows, singles)]
-        launches = [
+        others = [place for place, row in enumerate(rows) if not is_single(row)]
+        several = [rows[place] for place in others]
+        if not singles:
+            return list(self._reading.launches(several, others))
+        with self._beside():
+            launches = list(self._reading.launches(several, others))
+        launches += [
             self._decode.launch(tuple(rows[place] for place in some), some)
             for some in _pieces(singles, self._decode.max_rows)
         ]
-        others = [place for place, row in enumerate(rows) if not is_single(row)]
-        launches += self._reading.launches([rows[place] for place in others], others)
+        self._beside.join()
         return launches
+
+
+def _capture(device: torch.device) -> Capture:
+    return CudaGraphs(device) if device.type == "cuda" else as_it_is
 
 
 def _pieces(places: tuple[int, ...], most: int) -> Sequence[tuple[int, ...]]:

@@ -7,6 +7,7 @@ a CPU in milliseconds. All arithmetic is modulo 2**64: batch, chunk borders and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
 import torch
 from blake3 import blake3
@@ -53,6 +54,10 @@ class CountingModel:
         """See `Model.reserve`."""
         if max_tokens >= self._up.shape[0]:
             self._up, self._down = _powers(max_tokens + 1, self.device)
+
+    def twin(self) -> Self:
+        """See `Model.twin`; nothing of it changes in a forward pass but its reserve, which only grows."""
+        return self
 
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See Model. Cost: a few operations on int64 [tokens], whatever the number of rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
@@ -58,6 +58,11 @@ class Model(Protocol):
     def reserve(self, max_tokens: int, max_rows: int) -> None:
         """Allocates what the forward passes of at most so many tokens and rows need, once; `max_rows` also bounds
         `wanted`. On an accelerator a forward pass allocates nothing afterwards and never waits for the device."""
+        ...
+
+    def twin(self) -> Self:
+        """The same weights with room of its own: `reserve` of one says nothing of the other, and both may be at a forward
+        pass at the same time, over rows that share no slot."""
         ...
 
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:

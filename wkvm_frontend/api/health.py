@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import platform
 
 from starlette.types import Receive, Scope, Send
@@ -12,6 +11,7 @@ from wkvm_frontend.api.reply import send_bytes, send_json
 from wkvm_frontend.api.service import Service
 from wkvm_frontend.failure import unavailable
 from wkvm_frontend.metrics.exposition import CONTENT_TYPE, exposition, with_label
+from wkvm_proto import __version__
 from wkvm_proto.messages import PROTOCOL
 from wkvm_proto.metrics import merged
 
@@ -63,7 +63,7 @@ class VersionRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        version = importlib.metadata.version("wkvm")
+        version = __version__
         await send_json(send, {"version": version, "protocol": PROTOCOL, "python": platform.python_version()})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib.metadata
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +22,7 @@ from wkvm_frontend.api.tokens import (
     TokenizeFields,
 )
 from wkvm_frontend.failure import ErrorBody
+from wkvm_proto import __version__
 
 
 class Operation(NamedTuple):
@@ -79,7 +79,7 @@ def openapi() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "wkvm",
-            "version": importlib.metadata.version("wkvm"),
+            "version": __version__,
             "description": f"OpenAI-compatible inference. Refused by name, as they are not supported: {refused}.",
         },
         "paths": paths,

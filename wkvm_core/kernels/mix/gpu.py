@@ -267,4 +267,4 @@ def final(
 
 
 def _warps(block: int) -> int:
-    return min(max(block // 256, 1), 16)
+    return min(max(block // 128, 1), 16)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from wkvm_core.kernels import lane as table
-from wkvm_core.kernels.sample.cut.gpu import cut_by_count, cut_by_weight, draw, edge_of, whole
+from wkvm_core.kernels.sample.cut.gpu import cut_by_count, cut_by_weight, draw, following_edge, whole
 from wkvm_core.kernels.sample.row.gpu import best, shape
 
 BLOCK = 4096
@@ -195,7 +195,7 @@ def _sample(
                     if top_p < 1.0:
                         edge = tl.load(knobs + _EDGE).to(tl.float32)
                         cut, last = cut_by_weight(source, space, top, sharpness, cut, last, top_p, edge, VOCAB, BLOCK)
-                        tl.store(knobs + _EDGE, edge_of(top, sharpness, cut).to(tl.float64))
+                        tl.store(knobs + _EDGE, following_edge(edge, top, sharpness, cut).to(tl.float64))
                 chosen = draw(
                     source,
                     top,

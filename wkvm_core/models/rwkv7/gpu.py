@@ -7,8 +7,9 @@ the two products of the channel mix. Nothing is allocated and nothing waits for 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, Self, TypedDict, Unpack
 
 import torch
 from torch.nn import functional
@@ -232,6 +233,12 @@ class GpuRwkv7:
             )
             self._final = numbers(max_rows, hidden)
             self._logits = numbers(max_rows, self._head.shape[0], dtype=torch.float32)
+
+    def twin(self) -> Self:
+        """See `Model.twin`."""
+        other = copy(self)
+        other._views = None
+        return other
 
     def _tiles(self, tokens: int) -> Tiles:
         """Cuts of the products of a launch; measured on an H200."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Protocol, TypedDict, Unpack
+from typing import Final, Protocol, Self, TypedDict, Unpack
 
 import torch
 from torch.nn import functional
@@ -70,6 +70,10 @@ class Rwkv7:
 
     def reserve(self, max_tokens: int, max_rows: int) -> None:
         """See `Model.reserve`; on the CPU there is nothing to reserve."""
+
+    def twin(self) -> Self:
+        """See `Model.twin`; on the CPU every forward pass has room of its own."""
+        return self
 
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See `Model.forward`."""

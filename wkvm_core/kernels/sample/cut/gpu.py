@@ -29,7 +29,7 @@ _DEEPEST = tl.constexpr(_bits(29.0))
 _RANK_1 = tl.constexpr(_bits(2.0))
 _RANK_2 = tl.constexpr(_bits(4.5))
 _RANK_3 = tl.constexpr(_bits(7.5))
-_REACH = tl.constexpr(0.125)
+_REACH = tl.constexpr(0.1875)
 """How far from where a lane's limit was last it is looked for first."""
 _NO_RANK = tl.constexpr(_bits(float("inf")))
 """Of what is not kept: deeper than any cut, and of weight 0."""
@@ -326,9 +326,11 @@ def cut_by_weight(source, space, top, sharpness, cut, last, top_p, edge, VOCAB: 
 
 
 @triton.jit
-def edge_of(top, sharpness, cut):
-    """The scaled logit at a cut, float32."""
-    return top * sharpness - cut.to(tl.float32, bitcast=True)
+def following_edge(edge, top, sharpness, cut):
+    """Where to look next: the scaled logit at this cut, float32, if that is all that is known, else a quarter of the way
+    there, since cuts of like rows scatter."""
+    found = top * sharpness - cut.to(tl.float32, bitcast=True)
+    return tl.where((edge == 0.0) | (tl.abs(found - edge) > 4.0 * _REACH), found, edge + (found - edge) * 0.25)
 
 
 @triton.jit
