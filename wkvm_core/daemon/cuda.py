@@ -12,7 +12,7 @@ import torch
 from wkvm_core.daemon import capacity
 from wkvm_core.daemon.capacity import Capacity
 from wkvm_core.daemon.config import CoreConfig
-from wkvm_core.daemon.hardware import Dtype, Machinery, Say, refused_when_full
+from wkvm_core.daemon.hardware import DEFAULT_DTYPES, Machinery, Say, refused_when_full
 from wkvm_core.daemon.memory import available_bytes
 from wkvm_core.exec.bank import StateBank
 from wkvm_core.exec.device_lanes import DeviceLanes
@@ -57,7 +57,7 @@ class Tags:
 class Cuda:
     """A `Hardware`."""
 
-    default_dtype: Dtype = "bfloat16"
+    default_dtype = DEFAULT_DTYPES["cuda"]
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

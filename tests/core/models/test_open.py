@@ -105,7 +105,7 @@ def test_other_families_are_refused(tmp_path: Path, config: dict[str, object]) -
 
 
 def test_what_this_build_cannot_do_is_refused() -> None:
-    for options in ({"device": "meta"}, {"compute_dtype": "int8"}):
+    for options in ({"device": "meta"}, {"compute_dtype": "int8"}, {"state_dtype": "int8"}, {"state_dtype": "float16"}):
         with pytest.raises(Refused) as caught:
             open_model(DEMO_MODEL, **options)  # type: ignore[arg-type]
         assert caught.value.code is ErrorCode.BAD_CONFIG
