@@ -111,7 +111,7 @@ def _bare(hint: Any) -> Any:
 def _from_text(kind: type[msgspec.Struct], name: str, given: Any, where: str) -> Any:
     bare = _bare(typing.get_type_hints(kind, include_extras=True)[name])
     if typing.get_origin(bare) is tuple:
-        parts = given if isinstance(given, list) else given.split(",")
+        parts = (given if isinstance(given, str) else ",".join(given)).split(",")
         return [part.strip() for part in parts if part.strip()]
     if bare is bool:
         truth = {

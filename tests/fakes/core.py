@@ -69,6 +69,7 @@ class Core:
         stepper: Stepper = EagerStepper(model, self.bank, self.lanes, Sampler(self.lanes))
         if graphs:
             from wkvm_core.exec.device_lanes import DeviceLanes
+            from wkvm_core.exec.graph_stepper import GraphStepper, Side
 
             self.lanes = lanes = DeviceLanes(rows, model.vocab_size, device, rows)
             decoding = Side.open(model, lanes, rows, rows)

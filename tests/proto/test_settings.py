@@ -38,6 +38,7 @@ def test_lists_and_booleans_are_read_from_every_source(tmp_path: Path) -> None:
     config.write_text('core = ["a", "b"]\nfast = true\n')
     assert read(["--config", str(config)]) == Example(core=("a", "b"), fast=True)
     assert read([], {"WKVM_CORE": "a, b", "WKVM_FAST": "yes"}) == Example(core=("a", "b"), fast=True)
+    assert read(["--core", "a,b", "--core", "c"]) == Example(core=("a", "b", "c"))
     assert read(["--core", "a", "--core", "b", "--fast"]) == Example(core=("a", "b"), fast=True)
     assert read(["--no-fast"], {"WKVM_FAST": "1"}) == Example()
 

@@ -16,7 +16,7 @@ _CPU_STEP_TOKENS = 512
 _CPU_CHUNK_TOKENS = 256
 _GPU_ROWS = 1024
 _GPU_STEP_TOKENS = 8192
-_GPU_MIXED_TOKENS = 192
+_GPU_MIXED_TOKENS = 256
 _GPU_OVERLAP = 1
 _LANES_SHARE = 0.02
 """Of a GPU's memory that lanes and sampler may take when `max_rows` is chosen for the user."""

@@ -69,7 +69,7 @@ class CoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixed_tokens: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None,
         setting(
-            "most prompt tokens in a step that also decodes; step_tokens, or 192 on a GPU, unless told",
+            "most prompt tokens in a step that also decodes; step_tokens, or 256 on a GPU, unless told",
             group="scheduling",
         ),
     ] = None

@@ -12,19 +12,20 @@ import torch
 from wkvm_core.daemon import capacity
 from wkvm_core.daemon.capacity import Capacity
 from wkvm_core.daemon.config import CoreConfig
-from wkvm_core.daemon.hardware import Dtype, Machinery, Say, refused_when_full
+from wkvm_core.daemon.hardware import DEFAULT_DTYPES, Machinery, Say, refused_when_full
 from wkvm_core.daemon.memory import available_bytes
 from wkvm_core.exec.bank import StateBank
 from wkvm_core.exec.device_lanes import DeviceLanes
 from wkvm_core.exec.gpu_sampler import GpuSampler
-from wkvm_core.exec.graph_stepper import GraphStepper
+from wkvm_core.exec.graph_stepper import GraphStepper, Side
 from wkvm_core.exec.pinned import pin
 from wkvm_core.exec.reading import sizes
 from wkvm_core.models.protocol import Model
-from wkvm_core.sched.limits import Limits
 from wkvm_core.store.host import HostArena
 
 _MIB = 2**20
+_READING_ROWS = 256
+"""Rows of a reading at most; more are read in several launches."""
 _SPARE_BYTES = 256 * _MIB
 """Left for what libraries take later."""
 _BAR_WIDTH = 24
@@ -33,7 +34,7 @@ _BAR_S = 1.0
 
 
 class Tags:
-    """Device memory by what it is for, bytes: weights, graphs (with what steps work on), lanes, states."""
+    """Device memory by what it is for, bytes: weights, lanes, work (of forward passes and samplers), states, graphs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -57,7 +58,7 @@ class Tags:
 class Cuda:
     """A `Hardware`."""
 
-    default_dtype: Dtype = "bfloat16"
+    default_dtype = DEFAULT_DTYPES["cuda"]
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -77,16 +78,19 @@ class Cuda:
         )
         limits = capacity.resolve_limits(config, gpu_bytes=self._total, lane_bytes=lane_bytes)
         buckets = capacity.resolve_buckets(config, limits.max_rows)
-        readings = sizes(limits.step_tokens, limits.max_rows)
+        reading_rows = min(limits.max_rows, _READING_ROWS)
+        readings = sizes(limits.step_tokens, reading_rows)
         slot_bytes = model.layout.slot_bytes
         with refused_when_full():
             with tags.of("lanes"):
                 lanes = DeviceLanes(limits.max_rows, model.vocab_size, device, limits.max_rows)
-                sampler = GpuSampler(lanes, limits.max_rows + 1)
-            with tags.of("graphs"):
-                model.reserve(limits.step_tokens, limits.max_rows + 1)
+            with tags.of("work"):
+                sides = (
+                    Side.open(model, lanes, limits.max_rows, limits.max_rows),
+                    Side.open(model.twin(), lanes, limits.step_tokens, reading_rows + 1),
+                )
             progress("compiling kernels")
-            graph_bytes = self._measure(model, lanes, sampler, limits, buckets, readings)
+            graph_bytes = self._measure(model, sides, lanes, limits.step_tokens, buckets, readings)
             kept_back = int((1.0 - config.gpu_memory_utilization) * self._total) + graph_bytes + _SPARE_BYTES
             num_slots = capacity.resolve_slots(config, slot_bytes, max(tags.free - kept_back, 0))
             with tags.of("states"):
@@ -95,9 +99,7 @@ class Cuda:
             pin(host.whole)
             bar = Bar(len(buckets) + len(readings), progress)
             with tags.of("graphs"):
-                stepper = GraphStepper.open(
-                    model, bank, lanes, sampler, limits.step_tokens, buckets, readings, tell=bar.next
-                )
+                stepper = GraphStepper.open(*sides, bank, lanes, limits.step_tokens, buckets, readings, tell=bar.next)
         bar.close()
         resolved = Capacity(
             num_slots=num_slots,
@@ -125,9 +127,9 @@ class Cuda:
     def _measure(
         self,
         model: Model,
+        sides: tuple[Side, Side],
         lanes: DeviceLanes,
-        sampler: GpuSampler,
-        limits: Limits,
+        step_tokens: int,
         buckets: tuple[int, ...],
         readings: tuple[tuple[int, int], ...],
     ) -> int:
@@ -137,7 +139,7 @@ class Cuda:
         bank = StateBank(model.layout, 1, self.device)
         some, largest = buckets[-2:], readings[-2:]
         before = self._tags.free
-        stepper = GraphStepper.open(model, bank, lanes, sampler, limits.step_tokens, some, largest)
+        stepper = GraphStepper.open(*sides, bank, lanes, step_tokens, some, largest)
         torch.cuda.synchronize(self.device)
         taken = before - self._tags.free
         del stepper, bank

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Final, Literal, Protocol
 
 import torch
 
@@ -27,6 +28,8 @@ from wkvm_proto.names import ErrorCode
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16", "float16"]
+DEFAULT_DTYPES: Final[Mapping[str, Dtype]] = MappingProxyType({"cpu": "float32", "cuda": "bfloat16"})
+"""Compute dtype unless told, by the kind of device."""
 OLDEST = (8, 0)
 """Compute capability that the kernels need."""
 
@@ -107,7 +110,7 @@ class Cpu:
     """Op by op."""
 
     device = torch.device("cpu")
-    default_dtype: Dtype = "float32"
+    default_dtype = DEFAULT_DTYPES["cpu"]
 
     def build(self, config: CoreConfig, model: Model, progress: Say) -> Machinery:
         """See `Hardware`."""

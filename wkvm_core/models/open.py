@@ -14,8 +14,9 @@ from wkvm_core.models.checkpoint.fingerprint import cached_fingerprint
 from wkvm_core.models.checkpoint.folder import Checkpoint, read_checkpoint
 from wkvm_core.models.protocol import Model
 from wkvm_core.models.rwkv7 import drawn
-from wkvm_core.models.rwkv7.model import InvariantRwkv7, Rwkv7
-from wkvm_core.models.rwkv7.names import Sizes, canonical_tensors, is_hf
+from wkvm_core.models.rwkv7.model import InvariantRwkv7, Rwkv7, state_layout
+from wkvm_core.models.rwkv7.names import HEAD_SIZE, Sizes, canonical_tensors, is_hf
+from wkvm_core.state.layout import DTYPE_BYTES
 from wkvm_proto.names import ErrorCode
 
 DEMO_MODEL: Final = Path(__file__).parent.parent / "assets" / "wkvm-demo"
@@ -45,6 +46,20 @@ def has_files(model: str) -> bool:
     return model != COUNTING and not model.startswith(drawn.PREFIX)
 
 
+def sizes_of(model: str, compute_dtype: str, state_dtype: str) -> tuple[int, int] | None:
+    """Bytes of a slot and of the weights of a model without files, before it is made; None for one with files. Raises
+    Refused(BAD_CONFIG) for a word that names no model."""
+    if has_files(model):
+        return None
+    if model == COUNTING:
+        from wkvm_core.models.counting import CountingModel
+
+        return CountingModel().layout.slot_bytes, 0
+    shape = drawn.shape_of(model)
+    sizes = Sizes(shape.layers, shape.hidden, shape.hidden // HEAD_SIZE, 4 * shape.hidden, shape.vocab)
+    return state_layout(sizes, state_dtype).slot_bytes, shape.num_parameters * DTYPE_BYTES[compute_dtype]
+
+
 def open_model(
     path: str | Path,
     *,
@@ -62,16 +77,7 @@ def open_model(
 
         return CountingModel(device=device)
     target = torch.device(device)
-    if target.type not in ("cpu", "cuda"):
-        raise Refused(ErrorCode.BAD_CONFIG, f"RWKV-7 has no kernels for device {target.type!r}", param="device")
-    for dtype in (compute_dtype, state_dtype):
-        if dtype not in _DTYPES:
-            raise Refused(
-                ErrorCode.BAD_CONFIG, f"dtype {str(dtype)[:100]!r} is none of {', '.join(_DTYPES)}", param="dtype"
-            )
-    if target.type == "cpu" and (compute_dtype == "float16" or state_dtype != "float32"):
-        message = f"compute dtype {compute_dtype} with state dtype {state_dtype} is for a GPU; a CPU has float32 states"
-        raise Refused(ErrorCode.BAD_CONFIG, message, param="dtype")
+    check_dtypes(target, compute_dtype, state_dtype)
     report = progress or (lambda _: None)
     source = _read(Path(path), report) if has_files(str(path)) else _draw(str(path), target, compute_dtype, report)
     report("packing weights")
@@ -87,6 +93,19 @@ def open_model(
         compute_dtype=compute_dtype,
         device=target,
     )
+
+
+def check_dtypes(device: torch.device, compute_dtype: str, state_dtype: str) -> None:
+    """Raises Refused(BAD_CONFIG) for what no kernel of that device computes with."""
+    if device.type not in ("cpu", "cuda"):
+        raise Refused(ErrorCode.BAD_CONFIG, f"RWKV-7 has no kernels for device {device.type!r}", param="device")
+    for dtype, param in ((compute_dtype, "dtype"), (state_dtype, "state_dtype")):
+        if dtype not in _DTYPES:
+            message = f"RWKV-7 is served in {', '.join(_DTYPES)}, not in {dtype!r}"
+            raise Refused(ErrorCode.BAD_CONFIG, message, param=param)
+    if device.type == "cpu" and (compute_dtype == "float16" or state_dtype != "float32"):
+        message = f"compute dtype {compute_dtype} with state dtype {state_dtype} is for a GPU; a CPU has float32 states"
+        raise Refused(ErrorCode.BAD_CONFIG, message, param="dtype")
 
 
 def _on_gpu(

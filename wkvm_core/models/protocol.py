@@ -61,8 +61,8 @@ class Model(Protocol):
         ...
 
     def twin(self) -> Self:
-        """The same weights with room of its own: `reserve` of one says nothing of the other, and both may be at a forward
-        pass at the same time, over rows that share no slot."""
+        """The same weights with room of its own: `reserve` of one says nothing of the other, and both may be at a
+        forward pass at the same time, over rows that share no slot."""
         ...
 
     def forward(self, batch: Batch, families: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -7,7 +7,6 @@ import fcntl
 import importlib.util
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -25,12 +24,6 @@ NEEDED = ("torch", "numpy", "pyzmq", "msgspec", "safetensors", "starlette", "uvi
 NEEDED_TOO = ("tokenizers", "jinja2", "prometheus-client", "blake3", "tqdm")
 WEIGHTS = (".safetensors", ".pth")
 SPARE_DISK = 2**30
-TORCH_S = 120.0
-_ASK_TORCH = """
-import torch
-where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu, {torch.get_num_threads()} threads"
-print(torch.__version__, where, sep="|")
-"""
 
 
 class Level(StrEnum):
@@ -69,19 +62,6 @@ def packages(names: tuple[str, ...] = NEEDED + NEEDED_TOO) -> Finding:
             f"{sys.executable} -m pip install {' '.join(missing)}",
         )
     return Finding(Level.GOOD, "packages", f"{len(names)} of {len(names)} installed")
-
-
-def device(command: tuple[str, ...] = (sys.executable, "-c", _ASK_TORCH)) -> Finding:
-    """What torch computes on; asked in a process of its own, which may crash without harm."""
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_S, check=False)
-    except subprocess.TimeoutExpired:
-        return Finding(Level.BAD, "torch", f"does not load within {TORCH_S:.0f} s", "look at the machine's load")
-    version, bar, name = asked.stdout.strip().partition("|")
-    if asked.returncode or not bar:
-        reason = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
-        return Finding(Level.BAD, "torch", f"cannot be loaded: {reason}", "install torch again")
-    return Finding(Level.GOOD, "torch", f"{version} on {name}")
 
 
 def model_folder(model: str) -> Path | None:
@@ -209,32 +189,39 @@ class _Sizes(msgspec.Struct):
     head_dim: int = 64
 
 
-def memory(model: str, slots: int | None, available: int) -> Finding:
-    """Room for the weights and the slots asked for; `available` in bytes."""
-    text = f"{available / 2**30:,.1f} GiB available"
-    place = model_folder(model)
-    weights = sum(file.stat().st_size for file in weights_of(place)) if place is not None else 0
-    left = available - weights
+class Needs(msgspec.Struct, frozen=True):
+    """Memory that a model takes, bytes."""
+
+    weights: int
+    slot: int | None
+    """None when it cannot be told."""
+
+
+def needs_of_files(place: Path, state_dtype: str = "float32") -> Needs:
+    """From a model's files: the weights as they are stored, and a slot by the config beside them."""
+    return Needs(sum(file.stat().st_size for file in weights_of(place)), slot_bytes(place, state_dtype))
+
+
+def memory(needs: Needs, slots: int | None, available: int, where: str = "available") -> Finding:
+    """Room for the weights and the slots asked for; `available` in bytes, `where` says of what."""
+    text = f"{available / 2**30:,.1f} GiB {where}"
+    left = available - needs.weights
     if left <= 0:
         return Finding(
-            Level.BAD, "memory", f"{text}, the weights take {weights / 2**30:,.1f} GiB", "choose a smaller model"
+            Level.BAD, "memory", f"{text}, the weights take {needs.weights / 2**30:,.1f} GiB", "choose a smaller model"
         )
-    slot = slot_bytes(place)
-    if slot is None:
+    if needs.slot is None:
         return Finding(Level.GOOD, "memory", text)
-    room = left // slot
+    room = left // needs.slot
+    text = f"{text}: room for {room:,} slots of {needs.slot:,} bytes"
     if room < (slots or 1):
-        return Finding(
-            Level.BAD, "memory", f"{text}: room for {room:,} slots of {slot:,} bytes", f"ask for --slots {max(1, room)}"
-        )
-    return Finding(Level.GOOD, "memory", f"{text}: room for {room:,} slots of {slot:,} bytes")
+        return Finding(Level.BAD, "memory", text, f"ask for --slots {room}" if room else "choose a smaller model")
+    return Finding(Level.GOOD, "memory", text)
 
 
-def slot_bytes(place: Path | None) -> int | None:
-    """Bytes of an RWKV-7 state in float32, from the config beside the weights: per layer a [head_dim, head_dim] matrix
-    a head and two rows of the hidden size. None when no such config is there."""
-    if place is None:
-        return 4096
+def slot_bytes(place: Path, state_dtype: str = "float32") -> int | None:
+    """Bytes of an RWKV-7 state, from the config beside the weights: per layer a [head_dim, head_dim] matrix a head and
+    two rows of the hidden size. None when no such config is there."""
     config = (place if place.is_dir() else place.parent) / "config.json"
     try:
         sizes = msgspec.json.decode(config.read_bytes(), type=_Sizes)
@@ -242,7 +229,8 @@ def slot_bytes(place: Path | None) -> int | None:
         return None
     if not sizes.model_type.startswith("rwkv7"):
         return None
-    return sizes.num_hidden_layers * sizes.hidden_size * (sizes.head_dim + 2) * 4
+    item = 4 if state_dtype == "float32" else 2
+    return sizes.num_hidden_layers * sizes.hidden_size * (sizes.head_dim + 2) * item
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -61,7 +61,7 @@ def main(argv: Sequence[str], programs: Programs | None = None) -> int:
     except BadSettings as error:
         print(f"wkvm serve: {error}", file=sys.stderr)
         return EXIT_USAGE
-    config = _config_of(own)
+    config = config_of(own)
     if config:
         os.environ[PREFIX + "CONFIG"] = config  # the programs read their own tables of it
     try:
@@ -86,14 +86,10 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     address = folder / SOCKET_NAME
-    core_flags = ["--model", settings.model, "--socket", str(address), "--drain-s", str(settings.drain_s)]
-    if settings.store:
-        core_flags += ["--store", settings.store]
-    if settings.slots is not None:
-        core_flags += ["--slots", str(settings.slots)]
+    flags = ["--socket", str(address), *core_flags(settings)]
     api_flags = ["--core", f"ipc://{address}", "--host", settings.host, "--fd", str(listener.fileno())]
     api_flags += ["--drain-s", str(settings.drain_s)]
-    core = Child("core", (*programs.core, *core_flags, *for_core), _say_line, ())
+    core = Child("core", (*programs.core, *flags, *for_core), _say_line, ())
     frontends = [
         Child(f"api-{number}", (*programs.frontend, *api_flags, *for_api), _say_line, (listener.fileno(),))
         for number in range(1, settings.frontends + 1)
@@ -109,6 +105,16 @@ async def _serve(
         close_listener=listener.close,
     )
     return await supervisor.run()
+
+
+def core_flags(settings: ServeSettings) -> list[str]:
+    """What the core is told of the settings of `wkvm serve`."""
+    flags = ["--model", settings.model, "--drain-s", str(settings.drain_s)]
+    if settings.store:
+        flags += ["--store", settings.store]
+    if settings.slots is not None:
+        flags += ["--slots", str(settings.slots)]
+    return flags
 
 
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -136,7 +142,8 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     return parts["own"], parts["core"], parts["api"]
 
 
-def _config_of(own: Sequence[str]) -> str | None:
+def config_of(own: Sequence[str]) -> str | None:
+    """The file that `--config` names; the programs read their own tables of it."""
     for place, word in enumerate(own):
         if word.startswith("--config="):
             return word.partition("=")[2]

@@ -80,7 +80,7 @@ def test_a_cpu_gets_small_steps_that_mix_freely() -> None:
 
 def test_a_gpu_gets_large_steps_whole_prompts_and_a_bound_beside_decodes() -> None:
     limits = on_gpu()
-    assert (limits.max_rows, limits.step_tokens, limits.chunk_tokens, limits.mixed_tokens) == (1024, 8192, 8192, 192)
+    assert (limits.max_rows, limits.step_tokens, limits.chunk_tokens, limits.mixed_tokens) == (1024, 8192, 8192, 256)
 
 
 def test_what_is_given_is_kept_on_either_device() -> None:

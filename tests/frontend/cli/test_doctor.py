@@ -4,14 +4,17 @@ import fcntl
 import json
 import os
 import socket
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from wkvm_frontend.cli import checks
-from wkvm_frontend.cli.checks import Level
+from tests.frontend.cli.surveys import SURVEY
+from wkvm_frontend.cli import checks, device
+from wkvm_frontend.cli.checks import Finding, Level, Needs
 from wkvm_frontend.cli.main import main
+from wkvm_proto.survey import Card, Survey
 
 
 def test_a_machine_that_can_serve_gets_zero(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -20,7 +23,7 @@ def test_a_machine_that_can_serve_gets_zero(tmp_path: Path, capfd: pytest.Captur
         port = str(probe.getsockname()[1])
     assert main(["doctor", "--model", "counting", "--port", port, "--store", str(tmp_path / "new")]) == 0
     shown = capfd.readouterr().out
-    for subject in ("python", "packages", "torch", "model", "memory", "store", "sockets", "port"):
+    for subject in ("python", "packages", "torch", "model", "memory", "device", "store", "sockets", "port"):
         assert subject in shown
     assert "FAIL" not in shown
     assert not (tmp_path / "new").exists()
@@ -29,15 +32,75 @@ def test_a_machine_that_can_serve_gets_zero(tmp_path: Path, capfd: pytest.Captur
 def test_everything_wrong_is_told_with_what_to_do(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "_ASK_TORCH", "")
+    nothing = Finding(Level.BAD, "torch", "cannot be loaded", "install torch again")
+    monkeypatch.setattr(device, "survey", lambda *_: nothing)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         monkeypatch.setattr("wkvm_frontend.cli.local_http.LocalHttp.ready", _not_ready)
         assert main(["doctor", "--model", str(tmp_path / "none"), "--port", port, "--store", "/proc/none"]) == 1
     shown = capfd.readouterr()
-    assert shown.out.count("FAIL") == 3
-    assert shown.out.count("-> ") == 3
-    assert "3 thing(s)" in shown.err
+    assert shown.out.count("FAIL") == 4
+    assert shown.out.count("-> ") == 4
+    assert "4 thing(s)" in shown.err
+
+
+def serving(survey: Survey, monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[int, list[str]]:
+    """What doctor is told to hand on, and its code, on such a machine."""
+    told: list[str] = []
+
+    def found(flags: Sequence[str], environment: dict[str, str]) -> Survey:
+        told.extend(flags)
+        return survey
+
+    monkeypatch.setattr(device, "survey", found)
+    return main(["doctor", "--port", "0", *flags]), told
+
+
+def test_flags_that_serve_hands_on_to_the_core_are_handed_on_to_the_look(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = ["--device", "cuda:0", "--state-dtype", "float16", "--deterministic", "--no-deterministic", "--max-rows=9"]
+    ours = ["--model", "counting", "--slots", "3", "--store", str(tmp_path), "--frontends", "2", "--access-log"]
+    code, told = serving(SURVEY, monkeypatch, *ours, *given)
+    assert code == 0
+    assert told[-len(given) :] == given
+    assert " ".join(told).startswith(f"--model counting --drain-s 10.0 --store {tmp_path} --slots 3")
+    assert "--frontends" not in told
+    assert "--access-log" not in told
+
+
+def test_a_gpu_is_told_with_its_packages_and_the_slots_that_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device, "gpu_packages", lambda: Finding(Level.GOOD, "gpu", "triton 3.6"))
+    card = Card("NVIDIA H200", (9, 0), 100 * 2**30, 99 * 2**30)
+    survey = msgspec.structs.replace(SURVEY, device="cuda:0", card=card, slot_bytes=2**20, weight_bytes=9 * 2**30)
+    store = ["--store", str(tmp_path)]
+    assert serving(survey, monkeypatch, "--model", "random:1.5b", *store)[0] == 0
+    shown = capfd.readouterr().out
+    assert "cuda:0: NVIDIA H200" in shown
+    assert "triton 3.6" in shown
+    assert f"room for {80 * 1024:,} slots" in shown  # 90 GiB of 100 less 1 that others hold and 9 of weights
+
+
+def test_more_slots_than_the_gpu_holds_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    card = Card("NVIDIA H200", (9, 0), 10 * 2**20, 10 * 2**20)
+    survey = msgspec.structs.replace(SURVEY, device="cuda:0", card=card, slot_bytes=2**20, slots=10)
+    assert serving(survey, monkeypatch, "--model", "counting", "--store", str(tmp_path), "--slots", "10")[0] == 1
+    assert "ask for --slots 9" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--core", "--socket"])
+def test_what_serve_sets_itself_is_refused_as_serve_does(flag: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", flag, "x"]) == 2
+    assert "is set by wkvm serve itself" in capfd.readouterr().err
+
+
+def test_a_flag_that_no_program_knows_is_told(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["doctor", "--port", "0", "--store", str(tmp_path), "--modle", "x"]) == 1
+    assert "unrecognized arguments: --modle" in capfd.readouterr().out
 
 
 async def _not_ready(self: object) -> bool:
@@ -54,11 +117,6 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it() -> None:
     assert finding.level is Level.BAD
     assert "no-such-package-of-wkvm" in finding.remedy
     assert "msgspec" not in finding.text
-
-
-@pytest.mark.parametrize("program", ["import sys; sys.exit('libcudart is missing')", "import os; os.abort()", ""])
-def test_a_torch_that_does_not_load_is_a_finding_and_no_crash(program: str) -> None:
-    assert checks.device((sys.executable, "-S", "-c", program)).level is Level.BAD
 
 
 def test_model_files_are_looked_at(tmp_path: Path) -> None:
@@ -106,17 +164,23 @@ def test_memory_is_set_against_weights_and_slots(tmp_path: Path) -> None:
     config = {"model_type": "rwkv7", "num_hidden_layers": 2, "hidden_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(config))
     slot = 2 * 128 * 66 * 4
-    assert checks.slot_bytes(tmp_path) == slot
-    model = str(tmp_path)
-    assert f"room for 3 slots of {slot:,} bytes" in checks.memory(model, None, 1000 + 3 * slot).text
-    assert checks.memory(model, 3, 1000 + 3 * slot).level is Level.GOOD
-    short = checks.memory(model, 4, 1000 + 3 * slot)
+    needs = checks.needs_of_files(tmp_path)
+    assert needs == Needs(1000, slot)
+    assert checks.needs_of_files(tmp_path, "bfloat16").slot == slot // 2
+    assert f"room for 3 slots of {slot:,} bytes" in checks.memory(needs, None, 1000 + 3 * slot).text
+    assert checks.memory(needs, 3, 1000 + 3 * slot).level is Level.GOOD
+    short = checks.memory(needs, 4, 1000 + 3 * slot)
     assert (short.level, short.remedy) == (Level.BAD, "ask for --slots 3")
-    assert checks.memory(model, None, 900).level is Level.BAD
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
-    assert checks.slot_bytes(tmp_path) is None
-    (tmp_path / "config.json").write_text("{")
-    assert checks.memory(model, 10**9, 2**20).level is Level.GOOD
+    assert checks.memory(needs, None, 1000 + slot - 1).remedy == "choose a smaller model"
+    assert checks.memory(needs, None, 900).level is Level.BAD
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 128}', "{", ""])
+def test_slots_of_a_size_that_the_files_do_not_tell_are_not_counted(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    needs = checks.needs_of_files(tmp_path)
+    assert needs.slot is None
+    assert checks.memory(needs, 10**9, 2**20).level is Level.GOOD
 
 
 def test_available_memory_heeds_the_control_group(tmp_path: Path) -> None:

@@ -18,6 +18,13 @@ class Shape:
     """Of the low-rank matrices w, a, v, g."""
     vocab: int = 65_536
 
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all canonical tensors. The first block has a norm more, and none of what mixes in its value."""
+        c = self.hidden
+        block = 12 * c * c + 2 * c * sum(self.ranks) + 19 * c
+        return 2 * self.vocab * c + 2 * c + self.layers * block + c - 2 * c * self.ranks[2]
+
 
 SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
     {

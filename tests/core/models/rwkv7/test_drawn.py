@@ -5,7 +5,7 @@ import torch
 
 from tests.core.models.launch import bank, launch, run
 from wkvm_core.errors import Refused
-from wkvm_core.models.open import open_model
+from wkvm_core.models.open import open_model, sizes_of
 from wkvm_core.models.rwkv7.drawn import random_tensors, shape_of
 from wkvm_core.models.rwkv7.names import canonical_tensors
 from wkvm_core.models.rwkv7.shapes import SHAPES
@@ -30,10 +30,13 @@ def test_drawn_tensors_are_those_of_a_checkpoint_and_the_same_every_time(dtype: 
 
 @pytest.mark.parametrize("word", BILLIONS)
 def test_a_shape_has_the_parameters_that_its_name_says(word: str) -> None:
-    shape = SHAPES[word]
-    c, low = shape.hidden, 2 * sum(shape.ranks)
-    matrices = 2 * shape.vocab * c + shape.layers * c * (12 * c + low)
-    assert matrices == pytest.approx(1e9 * BILLIONS[word], rel=0.005)
+    assert SHAPES[word].num_parameters == pytest.approx(1e9 * BILLIONS[word], rel=0.005)
+
+
+def test_a_model_has_exactly_the_parameters_and_the_slots_that_its_word_says() -> None:
+    model = open_model("random:tiny")
+    assert model.num_parameters == SHAPES["tiny"].num_parameters
+    assert sizes_of("random:tiny", "float32", "float32") == (model.layout.slot_bytes, 4 * model.num_parameters)
 
 
 def test_logits_spread_and_the_state_stays_bounded_over_a_long_text() -> None:

@@ -327,8 +327,8 @@ def cut_by_weight(source, space, top, sharpness, cut, last, top_p, edge, VOCAB: 
 
 @triton.jit
 def following_edge(edge, top, sharpness, cut):
-    """Where to look next: the scaled logit at this cut, float32, if that is all that is known, else a quarter of the way
-    there, since cuts of like rows scatter."""
+    """Where to look next: the scaled logit at this cut, float32, or, since cuts of like rows scatter, a quarter of the
+    way there from where they have been."""
     found = top * sharpness - cut.to(tl.float32, bitcast=True)
     return tl.where((edge == 0.0) | (tl.abs(found - edge) > 4.0 * _REACH), found, edge + (found - edge) * 0.25)
 
