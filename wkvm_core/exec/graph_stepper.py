@@ -121,8 +121,8 @@ class GraphStepper:
         return GraphStepper(decode, reader, Passed, InLine())
 
     def __init__(self, decode: Decode, reading: Reading, fence: Callable[[], Fence], beside: Beside | InLine) -> None:
-        """fence: makes a point in the work of the current stream; beside: where readings go in a step that decodes, too: a
-        decode is bound by memory where they are not."""
+        """fence: makes a point in the work of the current stream; beside: where readings go in a step that also
+        decodes, which is bound by memory where they are not."""
         self._beside = beside
         self._decode = decode
         self._reading = reading
