@@ -22,6 +22,9 @@ class StateFamily(msgspec.Struct, frozen=True):
     layers: int
     sharded_axis: int | None = None
     """Axis of `shape` that is split over ranks; None = every rank holds it whole."""
+    is_matrix: bool = False
+    """The last two axes are a matrix from keys to values that sums of other such matrices make sense of: what mutations
+    act on."""
 
     @property
     def nbytes(self) -> int:

@@ -258,7 +258,9 @@ def state_layout(sizes: Sizes, dtype: str = "float32") -> StateLayout:
     """wkv [value, key] per head, and the last token's normed inputs of the time mix and the channel mix."""
     return StateLayout(
         (
-            StateFamily("wkv", (sizes.heads, HEAD_SIZE, HEAD_SIZE), dtype, sizes.layers, sharded_axis=0),
+            StateFamily(
+                "wkv", (sizes.heads, HEAD_SIZE, HEAD_SIZE), dtype, sizes.layers, sharded_axis=0, is_matrix=True
+            ),
             StateFamily("shift_att", (sizes.hidden,), dtype, sizes.layers),
             StateFamily("shift_ffn", (sizes.hidden,), dtype, sizes.layers),
         )
