@@ -127,7 +127,7 @@ def poisoned() -> tuple[Model, int]:
     """A model that makes NaN of one token, and that token."""
     model: Any = open_model("random:tiny", device="cuda", compute_dtype="bfloat16")
     with torch.inference_mode():
-        model._embedding[77] = float("nan")
+        model._weights.embedding[77] = float("nan")
     return model, 77
 
 

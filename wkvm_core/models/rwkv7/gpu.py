@@ -8,39 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypedDict, Unpack
 
 import torch
-from torch.nn import functional
 
 from wkvm_core.errors import Refused
 from wkvm_core.kernels.mix import gpu as mix
 from wkvm_core.kernels.project import gpu as project
 from wkvm_core.kernels.project.gpu import Tile
-from wkvm_core.kernels.project.groups import GRANULE, Act, Group
+from wkvm_core.kernels.project.groups import Act, Group
 from wkvm_core.kernels.wkv7 import gpu as wkv7
 from wkvm_core.models.protocol import Batch
+from wkvm_core.models.rwkv7.gpu_tiles import FEW, Tiles, fused, tiles_for
+from wkvm_core.models.rwkv7.gpu_weights import Layer, pack
 from wkvm_core.models.rwkv7.model import state_layout
 from wkvm_core.models.rwkv7.names import Sizes
 from wkvm_core.state.layout import Fingerprint
 from wkvm_proto.names import ErrorCode
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_MIX_ORDER: Final = ("x_r", "x_k", "x_v", "x_w", "x_a", "x_g")
-_LOW_ORDER: Final = ("v", "w", "a", "g")
 _LOW_PLANES: Final = (2, 3, 4, 5)
 _LOW_ACTS: Final = (Act.NONE, Act.TANH, Act.NONE, Act.SIGMOID)
-_VECTORS: Final = ("v0", "w0", "a0", "k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
-_FEW: Final = 8
-"""Tokens of a launch up to which products in CUDA C++ are faster, in models narrower than `_WIDE`."""
-_FUSED: Final = 128
-"""Tokens of a launch up to which our own products are faster than cuBLAS's: half as many from `_WIDE` on."""
-_WIDE: Final = 4096
-
-
-_FFN: Final = 256
-"""The channel mix is padded to a multiple: its widest tile, and what a warp of the products of few tokens takes."""
+"""Of v, w, a, g."""
 
 
 class Options(TypedDict):
@@ -54,47 +43,6 @@ class Options(TypedDict):
     state_dtype: str
     """The same; what is kept between tokens."""
     device: torch.device
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """Scale and shift, float32 `[C]`."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One block; matrices `[out, in]` in the compute dtype, vectors float32."""
-
-    ln1: Norm
-    ln2: Norm
-    mixes: torch.Tensor
-    """[6, C]: r, k, v, w, a, g."""
-    into: torch.Tensor
-    """[3 C + R, C]: receptance, key, value, then the first low-rank matrices of v, w, a, g, each padded to GRANULE."""
-    up: torch.Tensor
-    """[C, R]: the second ones side by side."""
-    vectors: torch.Tensor
-    """[8, C]"""
-    output: torch.Tensor
-    ffn_mix: torch.Tensor
-    """[1, C]"""
-    ffn_key: torch.Tensor
-    ffn_value: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """How the products of one launch are cut."""
-
-    into: Tile
-    up: Tile
-    output: Tile
-    ffn_key: Tile
-    ffn_value: Tile
-    head: Tile
 
 
 class GpuRwkv7:
@@ -115,88 +63,29 @@ class GpuRwkv7:
         self.compute_dtype = options["compute_dtype"]
         self.num_parameters = sum(tensor.numel() for tensor in tensors.values())
         self._sizes = sizes
-        self._fused = _FUSED if sizes.hidden < _WIDE else _FUSED // 2
+        self._fused = fused(sizes.hidden)
         self._device = options["device"]
         self._dtype = _DTYPES[self.compute_dtype]
         with torch.inference_mode():
-            self._pack(tensors)
+            self._weights = pack(tensors, sizes, self._dtype, self._device)
+            self._make_tables()
         self._plane_dtype = torch.float32 if self.deterministic else self._dtype
         self._wkv7 = _operations(_DTYPES[options["state_dtype"]], self._dtype, self._plane_dtype, self._device)
         self._few = _few(self._dtype, self._device) if self._dtype != torch.float32 and not self.deterministic else None
         self._views: tuple[object, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
 
-    # ---------------------------------------------------------------------------------------------- weights
-
-    def _pack(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        sizes, device, dtype = self._sizes, self._device, self._dtype
-        ranks = tuple(
-            _rounded_up(max((t.shape[1] for n, t in tensors.items() if n.endswith(f".att.{low}1")), default=0))
-            for low in _LOW_ORDER
-        )
-        self._low_ends = (ranks[0], ranks[0] + ranks[1], ranks[0] + ranks[1] + ranks[2])
-        self._low_rows = sum(ranks)
-        hidden = sizes.hidden
-        self._ffn = _rounded_up(sizes.ffn, _FFN)
-        low_groups = tuple(
-            Group(rank, plane, act) for rank, plane, act in zip(ranks, _LOW_PLANES, _LOW_ACTS, strict=True)
-        )
-        self._into_table = project.table((Group(hidden, 0), Group(hidden, 1), Group(hidden, 2), *low_groups), device)
-        self._low_table = project.table(low_groups, device)
+    def _make_tables(self) -> None:
+        """Which plane each granule of outputs is made of, and its activation."""
+        weights, hidden, device = self._weights, self._sizes.hidden, self._device
+        low = tuple(Group(*group) for group in zip(weights.ranks, _LOW_PLANES, _LOW_ACTS, strict=True))
+        v, w, a, _ = weights.ranks
+        self._low_ends = (v, v + w, v + w + a)
+        self._low_rows = sum(weights.ranks)
+        self._into_table = project.table((Group(hidden, 0), Group(hidden, 1), Group(hidden, 2), *low), device)
+        self._low_table = project.table(low, device)
         self._plain_table = project.table((Group(hidden),), device)
-
-        def vector(name: str) -> torch.Tensor:
-            return tensors[name].to(device=device, dtype=torch.float32)
-
-        def ffn(name: str, *, down: bool) -> torch.Tensor:
-            missing = self._ffn - sizes.ffn
-            return functional.pad(matrix(name), (0, missing) if down else (0, 0, 0, missing))
-
-        def norm(name: str) -> Norm:
-            return Norm(vector(f"{name}.weight"), vector(f"{name}.bias"))
-
-        def matrix(name: str) -> torch.Tensor:
-            return tensors[name].to(device=device, dtype=dtype).contiguous()
-
-        def low(att: str, name: str, rank: int, *, down: bool) -> torch.Tensor:
-            """`[rank, C]` of the first matrix, stored `[C, R]`; `[C, rank]` of the second; zeros if there is none."""
-            stored = tensors.get(f"{att}{name}{1 if down else 2}")
-            if stored is None:
-                return torch.zeros((rank, hidden) if down else (hidden, rank), device=device, dtype=dtype)
-            turned = stored.to(device=device, dtype=dtype).t()
-            missing = rank - min(stored.shape[1 if down else 0], rank)
-            return functional.pad(turned, (0, 0, 0, missing) if down else (0, missing))
-
-        def layer(number: int) -> Layer:
-            block = f"blocks.{number}."
-            att = f"{block}att."
-            vectors = [
-                vector(att + n).flatten() if att + n in tensors else torch.zeros(hidden, device=device)
-                for n in _VECTORS
-            ]
-            downs = [low(att, n, rank, down=True) for n, rank in zip(_LOW_ORDER, ranks, strict=True)]
-            ups = [low(att, n, rank, down=False) for n, rank in zip(_LOW_ORDER, ranks, strict=True)]
-            square = [matrix(f"{att}{n}.weight") for n in ("receptance", "key", "value")]
-            return Layer(
-                ln1=norm(f"{block}ln1"),
-                ln2=norm(f"{block}ln2"),
-                mixes=torch.stack([vector(att + n) for n in _MIX_ORDER]),
-                into=torch.cat([*square, *downs]),
-                up=torch.cat(ups, 1).contiguous(),
-                vectors=torch.stack(vectors),
-                output=matrix(f"{att}output.weight"),
-                ffn_mix=vector(f"{block}ffn.x_k")[None],
-                ffn_key=ffn(f"{block}ffn.key.weight", down=False),
-                ffn_value=ffn(f"{block}ffn.value.weight", down=True),
-            )
-
-        self._embedding = tensors["emb.weight"].to(device).contiguous()
-        self._ln0 = norm("blocks.0.ln0")
-        self._layers = tuple(layer(number) for number in range(sizes.layers))
-        self._ln_out = norm("ln_out")
-        self._key_table = project.table((Group(self._ffn, 0, Act.RELU2),), device)
-        padded = _rounded_up(sizes.vocab)
-        self._head = functional.pad(matrix("head.weight"), (0, 0, 0, padded - sizes.vocab))
-        self._head_table = project.table((Group(padded),), device)
+        self._key_table = project.table((Group(weights.ffn, 0, Act.RELU2),), device)
+        self._head_table = project.table((Group(weights.head.shape[0]),), device)
 
     # ---------------------------------------------------------------------------------------------- memory
 
@@ -218,11 +107,11 @@ class GpuRwkv7:
             self._v_first = numbers(max_tokens * hidden)
             self._attended = numbers(max_tokens * hidden)
             self._product = numbers(max_tokens * hidden)
-            some = [self._tiles(tokens) for tokens in (1, _FEW, _FEW + 1, self._fused)]
+            some = [self._tiles(tokens) for tokens in (1, FEW, FEW + 1, self._fused)]
             split = max(max(tiles.output.split, tiles.ffn_value.split) for tiles in some)
             partial = max_tokens if self.deterministic else min(max_tokens, self._fused)
             self._partial = numbers(split * partial * hidden, dtype=torch.float32)
-            self._hidden = numbers(max_tokens * self._ffn)
+            self._hidden = numbers(max_tokens * self._weights.ffn)
             self._planes = numbers(5 * max_tokens * hidden, dtype=self._plane_dtype)
             self._decay = numbers(max_tokens * hidden, dtype=torch.float32)
             self._read_out = numbers(max_tokens * hidden, dtype=self._plane_dtype)
@@ -232,7 +121,7 @@ class GpuRwkv7:
                 numbers(max_rows, hidden, dtype=torch.float32),
             )
             self._final = numbers(max_rows, hidden)
-            self._logits = numbers(max_rows, self._head.shape[0], dtype=torch.float32)
+            self._logits = numbers(max_rows, self._weights.head.shape[0], dtype=torch.float32)
 
     def twin(self) -> Self:
         """See `Model.twin`."""
@@ -241,52 +130,8 @@ class GpuRwkv7:
         return other
 
     def _tiles(self, tokens: int) -> Tiles:
-        """Cuts of the products of a launch; measured on an H200."""
-        split_c = _split(self._sizes.hidden, self._sizes.hidden)
-        split_f = _split(self._sizes.hidden, self._ffn)
-        is_wide = self._sizes.hidden >= _WIDE
-        if tokens <= _FEW and self._few is not None and not is_wide:
-            plain = Tile(16, 64, 256, 1, 4, 4, few=True)
-            return Tiles(
-                into=plain,
-                up=Tile(16, 32, 64, 1, 4, 4),
-                output=replace(plain, split=1 if tokens <= 2 or self._sizes.hidden > 2048 else 2),
-                ffn_key=plain,
-                ffn_value=replace(plain, split=2),
-                head=plain,
-            )
-        if tokens <= 16 and not self.deterministic:
-            return Tiles(
-                into=Tile(16, 64, 256, 1, 8, 4),
-                up=Tile(16, 64 if is_wide else 32, 64, 1, 4, 4),
-                output=Tile(16, 64, 256, split_c, 4, 4),
-                ffn_key=Tile(16, 32, 512, 1, 4, 2) if is_wide else Tile(16, 64, 256, 1, 4, 4),
-                ffn_value=Tile(16, 64, 256, split_f, 4, 4),
-                head=Tile(16, 64, 128, 1, 4, 5),
-            )
-        if tokens <= 64 or self.deterministic:
-            many = Tile(64, 64, 128, 1, 4, 3 if is_wide else 5)
-            return Tiles(
-                into=many,
-                up=Tile(64, 64, 64, 1, 4, 4),
-                output=Tile(64, 64, 128, split_c, 4, 5),
-                ffn_key=many,
-                ffn_value=Tile(64, 64, 128, split_f, 4, 4 if is_wide else 5),
-                head=Tile(64, 64, 64, 1, 4, 5),
-            )
-        wide = Tile(128, 256, 64, 1, 8, 3) if tokens >= 512 else Tile(128, 128, 64, 1, 8, 4)
-        return Tiles(
-            into=Tile(64, 64, 64, 1, 4, 5)
-            if tokens <= self._fused
-            else Tile(64, 32, 128, 1, 4, 5)
-            if tokens <= 512
-            else Tile(128, 64, 128, 1, 8, 3),
-            up=Tile(64, 128, 64, 1, 4, 4) if tokens < 512 else Tile(128, 128, 64, 1, 8, 3),
-            output=Tile(64, 64, 128, max(split_c // 2, 1), 4, 5),
-            ffn_key=Tile(128, 64, 64, 1, 4, 5) if tokens <= self._fused else wide,
-            ffn_value=Tile(128, 64, 64, split_f, 4, 5),
-            head=Tile(64, 64, 64, 1, 4, 5),
-        )
+        few = self._few is not None
+        return tiles_for(tokens, self._sizes.hidden, self._weights.ffn, has_few=few, one_for_all=self.deterministic)
 
     # ---------------------------------------------------------------------------------------------- running
 
@@ -308,14 +153,14 @@ class GpuRwkv7:
         v_first, attended = (
             buffer[: tokens * hidden].view(tokens, hidden) for buffer in (self._v_first, self._attended)
         )
-        hidden_units = self._hidden[: tokens * self._ffn].view(1, tokens, self._ffn)
+        hidden_units = self._hidden[: tokens * self._weights.ffn].view(1, tokens, self._weights.ffn)
         last_att, last_ffn = self._last
         if single:
             last_att = last_ffn = x  # not written
-        mix.embed(batch.tokens, self._embedding, self._ln0.weight, self._ln0.bias, x)
+        mix.embed(batch.tokens, self._weights.embedding, self._weights.ln0.weight, self._weights.ln0.bias, x)
         parts: torch.Tensor | None = None
         for number, (layer, (wkv, shift_att, shift_ffn)) in enumerate(
-            zip(self._layers, self._by_layer(families), strict=True)
+            zip(self._weights.layers, self._by_layer(families), strict=True)
         ):
             mix.shift_mix(
                 x, parts, layer.ln1.weight, layer.ln1.bias, layer.mixes, shift_att, read, write, x_next, mixed,
@@ -411,11 +256,11 @@ class GpuRwkv7:
         if not count:
             return logits[:, : self.vocab_size]
         final = self._final[:count]
-        mix.final(x, parts, self._ln_out.weight, self._ln_out.bias, wanted, final)
+        mix.final(x, parts, self._weights.ln_out.weight, self._weights.ln_out.bias, wanted, final)
         if count <= self._fused or self.deterministic or self._dtype == torch.float32:
-            self._grouped(final[None], self._head, self._head_table, logits[None], self._tiles(count).head)
+            self._grouped(final[None], self._weights.head, self._head_table, logits[None], self._tiles(count).head)
         else:
-            torch.mm(final, self._head.t(), out_dtype=torch.float32, out=logits)
+            torch.mm(final, self._weights.head.t(), out_dtype=torch.float32, out=logits)
         return logits[:, : self.vocab_size]
 
 
@@ -459,15 +304,3 @@ def _few(dtype: torch.dtype, device: torch.device) -> Any:
     except ImportError:
         return None
     return Few(dtype, device)
-
-
-def _rounded_up(count: int, unit: int = GRANULE) -> int:
-    return -(-count // unit) * unit
-
-
-def _split(columns: int, inner: int) -> int:
-    """Parts of the inner axis, so that about as many programs run as an H100 or H200 has multiprocessors (132)."""
-    split = 1
-    while columns // 64 * split * 2 <= 132 and inner % (split * 2 * 128) == 0:
-        split *= 2
-    return split
