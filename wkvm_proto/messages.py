@@ -20,6 +20,8 @@ MAX_STOP_TEXTS = 16
 MAX_STOP_TEXT_BYTES = 256
 MAX_SAMPLES = 128
 MAX_JUNCTIONS = 65_536
+MAX_LISTED_STATES = 1000
+MAX_FORKS = 4096
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Digest = Annotated[bytes, Meta(max_length=32)]
@@ -98,6 +100,46 @@ class Cancel(Message, tag="cancel", frozen=True):
     """Tokens handed to the client, which stopped reading there."""
 
 
+class ListStates(Message, tag="list_states", frozen=True):
+    """Named states of a tenant, newest first. Answered by States or Failed."""
+
+    request: U32
+    tenant: Name
+    name: Name = ""
+    """Only the versions of this name."""
+    prefix: Name = ""
+    """Only names that begin so."""
+    after: U63 = 0
+    """The `after` of the page before; 0 = from the newest."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_LISTED_STATES)] = 100
+
+
+class ShowState(Message, tag="show_state", frozen=True):
+    """One state, by `name@version` or by name for its head. Answered by States or Failed."""
+
+    request: U32
+    tenant: Name
+    state: Name
+
+
+class ForkState(Message, tag="fork_state", frozen=True):
+    """New names for a state's snapshot, all of them or none. Answered by States, one record a name, or Failed."""
+
+    request: U32
+    tenant: Name
+    state: Name
+    names: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_FORKS)]
+
+
+class DropState(Message, tag="drop_state", frozen=True):
+    """Forget a version, or every version of a name. Answered by States with what was forgotten, or Failed."""
+
+    request: U32
+    tenant: Name
+    state: Name
+    every: bool = False
+
+
 class Metrics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counters, gauges and histograms by series name, labels in Prometheus text form: `name{label="value"}`.
 
@@ -122,7 +164,10 @@ class Goodbye(Message, tag="goodbye", frozen=True):
     """The frontend closes in good order: its lease ends now."""
 
 
-Request: TypeAlias = Hello | Vocabulary | Generate | Cancel | Ping | Goodbye
+StateCall: TypeAlias = ListStates | ShowState | ForkState | DropState
+Request: TypeAlias = (
+    Hello | Vocabulary | Generate | Cancel | Ping | Goodbye | ListStates | ShowState | ForkState | DropState
+)
 
 # ------------------------------------------------------------------------------------------- core -> frontend
 
@@ -234,6 +279,33 @@ class Failed(Message, tag="failed", frozen=True):
     retry_after_s: float = 0.0
 
 
+class StateRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a named state."""
+
+    handle: str
+    """`name@version`"""
+    tokens: int
+    """That it has read, from the zero state on."""
+    bytes: int
+    created: float
+    """Unix seconds."""
+    verb: str
+    """What made it: `save` at the end of a request, `fork`."""
+    parents: tuple[str, ...] = ()
+    """Handles that it came from; they may be gone."""
+    tier: str = "host"
+    """Where its bytes are."""
+
+
+class States(Message, tag="states", frozen=True):
+    """Answer to a call about states."""
+
+    request: U32
+    records: tuple[StateRecord, ...] = ()
+    after: U63 = 0
+    """For the next page; 0 = this was the last."""
+
+
 class Refusal(Message, tag="refusal", frozen=True):
     """A frame that belongs to no request was refused (bad frame, no hello, wrong protocol or vocabulary)."""
 
@@ -259,7 +331,7 @@ class Stats(Message, tag="stats", frozen=True):
     """Expected wait of a request submitted now, from the drain rate."""
 
 
-Event: TypeAlias = Welcome | Accepted | Tokens | Finished | Failed | Refusal | Pong | Stats
+Event: TypeAlias = Welcome | Accepted | Tokens | Finished | Failed | Refusal | Pong | Stats | States
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -102,7 +102,7 @@ def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Noti
     inbox, meters, catalog = Inbox(), Meters(), Catalog(blocks)
     mail = Mail(where.address)
     desk = Desk(card, f"wkvm-core {__version__}", secrets.randbits(62), config.lease_s, inbox, mail.send)
-    door = Door(scheduler, catalog, blocks, model.fingerprint, meters, mail.post)
+    door = Door(scheduler, catalog, blocks, model.fingerprint, model.layout.slot_bytes, meters, mail.post)
 
     def gauges() -> dict[str, float]:
         return {

@@ -27,7 +27,7 @@ class Tray:
 class Caller:
     """One request of one frontend, under the frontend's own number."""
 
-    __slots__ = ("arrived", "last_token", "num_prompt", "save_as", "tray", "wire")
+    __slots__ = ("arrived", "last_token", "num_prompt", "parents", "save_as", "tray", "wire")
 
     def __init__(self, tray: Tray, wire: int, arrived: float, n: int) -> None:
         self.tray = tray
@@ -36,5 +36,7 @@ class Caller:
         self.last_token: list[float] = [0.0] * n
         """By sample: when its last token went out; 0 = none yet. Seconds."""
         self.save_as = ""
+        self.parents: tuple[str, ...] = ()
+        """Handle of the state it starts from, if any."""
         self.num_prompt = 0
         """Tokens of the prompt with those of the state it starts from."""

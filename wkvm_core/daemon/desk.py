@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wkvm_core.daemon.frontends import Frontend, Frontends
-from wkvm_core.daemon.inbox import Gone, Inbox, Probe, Withdraw
+from wkvm_core.daemon.inbox import Ask, Gone, Inbox, Probe, Withdraw
 from wkvm_core.daemon.reception import Reception
 from wkvm_core.errors import Refused
 from wkvm_core.sched.stops import StopCompiler, VocabularyBytes
@@ -13,15 +13,19 @@ from wkvm_proto.messages import (
     PROTOCOL,
     BadFrame,
     Cancel,
+    DropState,
     Event,
     Failed,
+    ForkState,
     Generate,
     Goodbye,
     Hello,
+    ListStates,
     ModelCard,
     Ping,
     Pong,
     Refusal,
+    ShowState,
     Vocabulary,
     Welcome,
     decode_request,
@@ -76,6 +80,8 @@ class Desk:
                 self._generate(frontend, message, now)
             case Cancel():
                 self._inbox.put(Withdraw(identity, message.request))
+            case ListStates() | ShowState() | ForkState() | DropState():
+                self._inbox.put(Ask(identity, message))
             case Ping():
                 self._ping(frontend, message)
             case Goodbye():

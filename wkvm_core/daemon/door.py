@@ -8,7 +8,7 @@ import msgspec
 
 from wkvm_core.daemon.caller import Caller, Tray
 from wkvm_core.daemon.desk import failed
-from wkvm_core.daemon.inbox import Submit
+from wkvm_core.daemon.inbox import Ask, Submit
 from wkvm_core.daemon.meters import Meters
 from wkvm_core.errors import Refused
 from wkvm_core.sched.outcomes import Finish, Outcomes
@@ -17,9 +17,22 @@ from wkvm_core.sched.scheduler import Scheduler
 from wkvm_core.state.arena import Blocks
 from wkvm_core.state.layout import Fingerprint
 from wkvm_core.state.snapshot import Snapshot
-from wkvm_core.store.catalog import Catalog
+from wkvm_core.store.catalog import Catalog, Named
 from wkvm_proto.columns import pack_f32, pack_u32
-from wkvm_proto.messages import Accepted, Event, Failed, Finished, TokenLogprobs, Tokens
+from wkvm_proto.messages import (
+    Accepted,
+    DropState,
+    Event,
+    Failed,
+    Finished,
+    ForkState,
+    ListStates,
+    ShowState,
+    StateRecord,
+    States,
+    TokenLogprobs,
+    Tokens,
+)
 from wkvm_proto.names import ErrorCode
 
 Post = Callable[[bytes, Event], None]
@@ -34,6 +47,7 @@ class Door:
         catalog: Catalog,
         blocks: Blocks,
         fingerprint: Fingerprint,
+        slot_bytes: int,
         meters: Meters,
         post: Post,
     ) -> None:
@@ -41,6 +55,7 @@ class Door:
         self._catalog = catalog
         self._blocks = blocks
         self._fingerprint = fingerprint
+        self._slot_bytes = slot_bytes
         self._meters = meters
         self._post = post
         self._open: dict[tuple[bytes, int], Request] = {}
@@ -57,7 +72,9 @@ class Door:
                 raise Refused(ErrorCode.DUPLICATE_REQUEST, f"request {caller.wire} is still running", param="request")
             reused = 0
             if item.state:
-                origin = self._origin(request.tenant, item.state)
+                named = self._catalog.find(request.tenant, item.state)
+                origin = self._origin(named.snapshot)
+                caller.parents = (str(named.handle),)
                 reused = origin.cursor.tokens
                 caller.num_prompt += reused
                 request = msgspec.structs.replace(request, origin=origin)
@@ -75,6 +92,36 @@ class Door:
         self._open[key] = request
         reuse = "state" if item.state else "cold"
         self._post(caller.tray.client, Accepted(caller.wire, caller.num_prompt, reused, reuse))
+
+    def answer(self, item: Ask) -> None:
+        """Does what a call about states asks, and says what came of it."""
+        call, catalog, after = item.call, self._catalog, 0
+        try:
+            match call:
+                case ListStates():
+                    found, after = catalog.page(
+                        call.tenant, name=call.name, prefix=call.prefix, after=call.after, limit=call.limit
+                    )
+                case ShowState():
+                    found = [catalog.find(call.tenant, call.state)]
+                case ForkState():
+                    found = catalog.fork(call.tenant, call.state, call.names)
+                case DropState():
+                    found = catalog.drop(call.tenant, call.state, every=call.every)
+        except Refused as refused:
+            self._post(item.client, failed(call.request, refused))
+            return
+        self._post(item.client, States(call.request, tuple(self._record(named) for named in found), after))
+
+    def _record(self, named: Named) -> StateRecord:
+        return StateRecord(
+            handle=str(named.handle),
+            tokens=named.snapshot.cursor.tokens,
+            bytes=self._slot_bytes,
+            created=named.created,
+            verb=named.verb,
+            parents=named.parents,
+        )
 
     def withdraw(self, client: bytes, wire: int) -> None:
         """A frontend cancels; an unknown number is answered already."""
@@ -142,7 +189,7 @@ class Door:
         caller: Caller = request.client
         saved_as = ""
         if finish.snapshot is not None:
-            saved_as = str(self._catalog.save(request.tenant, caller.save_as, finish.snapshot))
+            saved_as = str(self._catalog.save(request.tenant, caller.save_as, finish.snapshot, caller.parents))
         self._post(
             caller.tray.client,
             Finished(
@@ -167,8 +214,7 @@ class Door:
         caller: Caller = request.client
         self._open.pop((caller.tray.client, caller.wire), None)
 
-    def _origin(self, tenant: str, handle: str) -> Snapshot:
-        snapshot = self._catalog.load(tenant, handle)
+    def _origin(self, snapshot: Snapshot) -> Snapshot:
         ours, theirs = self._fingerprint, snapshot.fingerprint
         if (ours.model, ours.layout) != (theirs.model, theirs.layout):
             raise Refused(ErrorCode.FINGERPRINT_MISMATCH, "the state belongs to another model", param="state")

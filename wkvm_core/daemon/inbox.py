@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from wkvm_core.daemon.caller import Caller
 from wkvm_core.sched.request import Request
+from wkvm_proto.messages import StateCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,14 @@ class Withdraw:
 
     client: bytes
     wire: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A frontend asks something of the named states, or changes them."""
+
+    client: bytes
+    call: StateCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class Drain:
     now: bool = False
 
 
-Item: TypeAlias = Submit | Withdraw | Probe | Gone | Drain
+Item: TypeAlias = Submit | Withdraw | Ask | Probe | Gone | Drain
 
 
 class Inbox:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from wkvm_core.daemon.door import Door
-from wkvm_core.daemon.inbox import Drain, Gone, Inbox, Item, Probe, Submit, Withdraw
+from wkvm_core.daemon.inbox import Ask, Drain, Gone, Inbox, Item, Probe, Submit, Withdraw
 from wkvm_core.daemon.mail import Mail
 from wkvm_core.daemon.meters import Meters
 from wkvm_core.daemon.notify import Notifier
@@ -140,6 +140,8 @@ class Loop:
                 self._door.submit(item, self._clock())
             case Withdraw():
                 self._door.withdraw(item.client, item.wire)
+            case Ask():
+                self._door.answer(item)
             case Probe():
                 self._mail.post(item.client, Pong(item.nonce, self._step, through_loop=True))
             case Gone():
