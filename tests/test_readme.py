@@ -42,7 +42,7 @@ def test_the_curl_command_is_answered(served: str) -> None:
 
 
 def test_the_openai_client_streams_the_answer(served: str) -> None:
-    (program,) = blocks("python")
+    program, _ = blocks("python")
     result = subprocess.run(
         [sys.executable, "-c", program.replace("http://127.0.0.1:8000", served)],
         capture_output=True,
@@ -51,6 +51,18 @@ def test_the_openai_client_streams_the_answer(served: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "Anna" in result.stdout
+
+
+def test_a_session_is_kept_and_goes_on(served: str) -> None:
+    program = "\n".join([*blocks("python"), 'print("then:", say("What is my name?", state="anna@1"))'])
+    result = subprocess.run(
+        [sys.executable, "-c", program.replace("http://127.0.0.1:8000", served)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"NO_PROXY": "127.0.0.1"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Anna" in result.stdout.partition("then:")[2]
 
 
 def test_a_name_told_at_the_start_is_known_many_turns_later(served: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,3 +114,19 @@ def own_core() -> Iterator[ScriptedCore]:
         core = ScriptedCore(Path(folder), BYTE_CARD).open()
         yield core
         core.close()
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A server before a real core with the embedded model."""
+    folder: Path = tmp_path_factory.mktemp("core")
+    start = "from wkvm_core.daemon.main import main; main()"
+    flags = ["--model", "demo", "--store", str(folder / "store"), "--socket", str(folder / "s"), "--threads", "1"]
+    core = subprocess.Popen([sys.executable, "-c", start, *flags], stderr=subprocess.DEVNULL)
+    api = Api([f"ipc://{folder}/s"], ())
+    try:
+        yield api.wait_ready()
+    finally:
+        api.close()
+        core.kill()
+        core.wait(10)

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.frontend.conftest import Api
 from tests.frontend.events import events, eventually, raw_request, texts
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    folder: Path = tmp_path_factory.mktemp("core")
-    start = "from wkvm_core.daemon.main import main; main()"
-    flags = ["--model", "demo", "--store", str(folder / "store"), "--socket", str(folder / "s"), "--threads", "1"]
-    core = subprocess.Popen([sys.executable, "-c", start, *flags], stderr=subprocess.DEVNULL)
-    api = Api([f"ipc://{folder}/s"], ())
-    try:
-        yield api.wait_ready()
-    finally:
-        api.close()
-        core.kill()
-        core.wait(10)
 
 
 def test_a_told_name_is_recalled_streamed_and_whole(whole: Api) -> None:

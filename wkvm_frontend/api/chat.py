@@ -20,6 +20,7 @@ from wkvm_frontend.api.fields import (
     Positive,
     check_choices,
     check_max_tokens,
+    check_states,
     sampling_of,
     stops_of,
 )
@@ -29,7 +30,7 @@ from wkvm_frontend.api.reply import send_json
 from wkvm_frontend.api.service import Service
 from wkvm_frontend.api.shapes import AnswerMessage, ChatChoice, ChatCompletion, ChatLogprobs
 from wkvm_frontend.api.stream import EventStream
-from wkvm_frontend.api.whole import collect, total_usage
+from wkvm_frontend.api.whole import collect, state_facts, total_usage
 from wkvm_frontend.chat.answer import Phase, phase_after
 from wkvm_frontend.chat.message import BadMessage, ChatMessage, chain_digests, text_of
 from wkvm_frontend.chat.template import BadTemplate, ChatOptions, Scalar, Segment, tokenise
@@ -89,6 +90,7 @@ class ChatRoute:
         model = link.model
         assert model is not None, "a ready core has a model"
         n = check_choices(body, model, 1, settings.max_sequences)
+        state, save_as = check_states(body, n)
         param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         wanted_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         max_tokens = check_max_tokens(wanted_tokens, model, settings.default_chat_tokens, param)
@@ -117,6 +119,8 @@ class ChatRoute:
             priority=body.priority or 0,
             timeout_s=settings.request_timeout_s,
             junctions=prompt.junctions,
+            state=state,
+            save_as=save_as,
             cache_salt=body.cache_salt or "",
         )
         answered = Answered(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model.card.name)
@@ -148,6 +152,7 @@ class ChatRoute:
                 ],
                 total_usage(generation, choices),
                 prompt.ids.tolist() if body.return_token_ids else None,
+                state_facts(generation, choices),
             ),
             headers=headers,
         )
@@ -182,11 +187,32 @@ def _prompt(body: ChatFields, model: ServedModel) -> ChatPrompt:
     texts = [text_of(message, place) for place, message in enumerate(body.messages)]
     tools: list[Mapping[str, Any]] = list(body.tools or ())
     options = _options(body)
+    if body.state:
+        return _next_turn(body, texts, tools, options, model)
     segments = model.template.render(body.messages, texts, tools, options)
     root = model.template.digest + msgspec.json.encode(body.tools or [], order="deterministic")
     ids, junctions = tokenise(segments, model.tokenizer, chain_digests(body.messages, texts, root))
     end = "".join(segment.text for segment in segments[-2:])[-64:]
     return ChatPrompt(segments, ids, junctions, phase_after(end, continued=options.continue_final))
+
+
+def _next_turn(
+    body: ChatFields,
+    texts: list[str],
+    tools: list[Mapping[str, Any]],
+    options: ChatOptions,
+    model: ServedModel,
+) -> ChatPrompt:
+    """What a state that ends with an answer reads next: the end of that turn, then the messages."""
+    turn = [ChatMessage(role="user", content="Hello."), ChatMessage(role="assistant", content="Hello.")]
+    segments = model.template.render([*turn, *body.messages], ["Hello.", "Hello.", *texts], tools, options)
+    answered = next((at for at, segment in enumerate(segments) if segment.content and segment.messages == 2), None)
+    if answered is None:
+        raise BadTemplate("this model's chat template does not tell where an answer ends")
+    segments = segments[answered + 1 :]
+    ids, _ = tokenise(segments, model.tokenizer, [b""] * (len(body.messages) + 3), first=False)
+    end = "".join(segment.text for segment in segments[-2:])[-64:]
+    return ChatPrompt(segments, ids, (), phase_after(end, continued=options.continue_final))
 
 
 def _options(body: ChatFields) -> ChatOptions:

@@ -44,7 +44,7 @@ class Choice:
 
     __slots__ = (
         "_answer", "_chars", "_detokenizer", "_tokenizer", "_wanted", "finish_reason", "generated_tokens", "index",
-        "stop_reason", "trace",
+        "saved_as", "stop_reason", "trace",
     )  # fmt: skip
 
     def __init__(self, index: int, tokenizer: Tokenizer, phase: Phase | None, wanted: Wanted) -> None:
@@ -52,6 +52,8 @@ class Choice:
         self.generated_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.saved_as = ""
+        """Handle of the state that was kept at the end."""
         self.trace = TokenTrace()
         self._wanted = wanted
         self._tokenizer = tokenizer
@@ -87,6 +89,7 @@ class Choice:
     def finish(self, event: Finished) -> list[Piece]:
         """The last text. `finish_reason` and `stop_reason` are set from here on."""
         self.generated_tokens = event.generated_tokens
+        self.saved_as = event.saved_as
         self.finish_reason = "length" if event.reason is FinishReason.LENGTH else "stop"
         tail = event.tail
         if event.reason is FinishReason.STOP_TEXT:

@@ -20,6 +20,7 @@ from wkvm_frontend.api.fields import (
     TokenId,
     check_choices,
     check_max_tokens,
+    check_states,
     check_token,
     reseeded,
     sampling_of,
@@ -31,7 +32,7 @@ from wkvm_frontend.api.reply import send_json
 from wkvm_frontend.api.service import Service
 from wkvm_frontend.api.shapes import Completion, CompletionChoice
 from wkvm_frontend.api.stream import EventStream
-from wkvm_frontend.api.whole import WholeText, collect, total_usage
+from wkvm_frontend.api.whole import WholeText, collect, state_facts, total_usage
 from wkvm_frontend.failure import bad_request
 from wkvm_frontend.served import ServedModel
 from wkvm_proto.columns import pack_u32
@@ -66,14 +67,15 @@ class CompletionRoute:
         assert model is not None, "a ready core has a model"
         given = listed(body.prompt)
         n = check_choices(body, model, len(given), settings.max_sequences)
+        state, save_as = check_states(body, len(given) * n)
         max_tokens = check_max_tokens(body.max_tokens, model, DEFAULT_TOKENS, "max_tokens")
         logprobs = -1 if body.logprobs is None else body.logprobs
         sampling = sampling_of(body, model, max_tokens, logprobs)
         stops = stops_of(body.stop, ())
         if size > OFFLOAD_BYTES:
-            prompts = await asyncio.to_thread(_prompts, given, model)
+            prompts = await asyncio.to_thread(_prompts, given, model, bool(state))
         else:
-            prompts = _prompts(given, model)
+            prompts = _prompts(given, model, bool(state))
         wanted = Wanted(
             token_ids=bool(body.return_token_ids),
             logprobs=body.logprobs is not None,
@@ -90,6 +92,8 @@ class CompletionRoute:
             stop_texts=stops,
             priority=body.priority or 0,
             timeout_s=settings.request_timeout_s,
+            state=state,
+            save_as=save_as,
             cache_salt=body.cache_salt or "",
         )
         # Without a seed of the caller's, equal prompts get different answers.
@@ -119,7 +123,15 @@ class CompletionRoute:
             for choice, text in zip(choices, texts, strict=True)
         ]
         usage = total_usage(generation, choices)
-        completion = Completion(answered.id, "text_completion", answered.created, answered.model, made, usage)
+        completion = Completion(
+            answered.id,
+            "text_completion",
+            answered.created,
+            answered.model,
+            made,
+            usage,
+            state_facts(generation, choices),
+        )
         await send_json(send, completion, headers=headers)
 
 
@@ -144,12 +156,13 @@ def listed(prompt: PromptField) -> list[str | list[int]]:
     return [ids] if ids else texts_or_lists
 
 
-def _prompts(given: list[str | list[int]], model: ServedModel) -> list[array[int]]:
+def _prompts(given: list[str | list[int]], model: ServedModel, continued: bool) -> list[array[int]]:
+    """continued: after a state, in the middle of a text."""
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
-            ids = array("I", model.tokenizer.lead)
-            ids.extend(model.tokenizer.encode(prompt, specials=True, first=True))
+            ids = array("I", () if continued else model.tokenizer.lead)
+            ids.extend(model.tokenizer.encode(prompt, specials=True, first=not continued))
         else:
             if prompt:
                 check_token(max(prompt), model.card.vocab_size, "prompt")

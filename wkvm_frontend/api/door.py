@@ -25,6 +25,7 @@ access = logging.getLogger("wkvm.access")
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _SLASHES = re.compile(r"/{2,}")
+_PATTERN_OF = {"/v1/models": "/v1/models/{model}", "/v1/states": "/v1/states/{handle}"}
 _CLOSE = (b"connection", b"close")
 
 
@@ -99,7 +100,7 @@ class Door:
         return None
 
     def _count(self, method: str, path: str, status: int, seconds: float) -> None:
-        route = path if path in self._routes else "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
+        route = path if path in self._routes else _PATTERN_OF.get("/".join(path.split("/")[:3]), "other")
         meter = self._service.meter
         meter.add(labelled("wkvm_http_requests_total", route=route, status=str(status)))
         meter.histogram(labelled("wkvm_http_request_seconds", route=route)).observe(seconds)

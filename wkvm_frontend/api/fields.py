@@ -13,7 +13,7 @@ from wkvm_frontend.failure import ApiError, bad_request
 from wkvm_frontend.served import ServedModel
 from wkvm_proto.columns import pack_f32, pack_u32
 from wkvm_proto.messages import MAX_SAMPLES, MAX_STOP_TEXT_BYTES, MAX_STOP_TEXTS
-from wkvm_proto.names import ErrorCode
+from wkvm_proto.names import BadHandle, ErrorCode, check_name, parse_handle
 from wkvm_proto.sampling import (
     MAX_OUTPUT_TOKENS,
     AdditivePenalty,
@@ -67,6 +67,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
     cache_salt: Annotated[str, Meta(max_length=160)] | None = None
     user: str | None = None
+    state: str | None = None
+    """Handle of a state to start from: the prompt is what it reads next."""
+    save_as: str | None = None
+    """Name to keep the state at the end under."""
 
 
 def check_choices(fields: GenerationFields, model: ServedModel, prompts: int, max_sequences: int) -> int:
@@ -88,6 +92,24 @@ def check_choices(fields: GenerationFields, model: ServedModel, prompts: int, ma
             code=ErrorCode.TOO_MANY_SAMPLES,
         )
     return n
+
+
+def check_states(fields: GenerationFields, sequences: int) -> tuple[str, str]:
+    """`state` and `save_as`, empty where they are absent. Raises ApiError naming the field that is wrong."""
+    state, save_as = fields.state or "", fields.save_as or ""
+    try:
+        if state:
+            parse_handle(state)
+    except BadHandle as error:
+        raise bad_request(f"state: {error}.", "state") from None
+    try:
+        if save_as:
+            check_name(save_as)
+    except BadHandle as error:
+        raise bad_request(f"save_as: {error}.", "save_as") from None
+    if save_as and sequences != 1:
+        raise bad_request(f"save_as: one state cannot be kept of {sequences} sequences.", "save_as")
+    return state, save_as
 
 
 def check_max_tokens(wanted: int | None, model: ServedModel, default: int, param: str) -> int:

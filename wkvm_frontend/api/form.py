@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from wkvm_frontend.api.choice import Choice, TokenTrace, Wanted, chat_logprobs, completion_logprobs
-from wkvm_frontend.api.shapes import ChatLogprobs, Usage
+from wkvm_frontend.api.shapes import ChatLogprobs, StateFacts, Usage
 from wkvm_frontend.chat.answer import Piece
 from wkvm_frontend.text.tokenizer import Tokenizer
 
@@ -62,6 +62,10 @@ class Form:
     def usage(self, usage: Usage) -> bytes:
         """The event that tells the usage."""
         return self._open + b'],"usage":' + json_of(usage) + b"}\n\n"
+
+    def facts(self, facts: StateFacts) -> bytes:
+        """The event that tells of states."""
+        return self._open + b'],"wkvm":' + json_of(facts) + b"}\n\n"
 
     def _trace(self, choice: Choice) -> bytes:
         if not choice.traced:

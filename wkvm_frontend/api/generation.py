@@ -42,6 +42,7 @@ class Generation:
         self._began = self.now
         self._meter = meter
         self._model = link.card.name if link.card else ""
+        self.is_invariant = link.card is not None and link.card.deterministic
         self._first = meter.histogram(labelled("wkvm_http_time_to_first_token_seconds", model_name=self._model))
         self._between = meter.histogram(labelled("wkvm_http_inter_token_latency_seconds", model_name=self._model))
         self._seen: dict[tuple[int, int], float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ from wkvm_frontend.api.models import ModelEntry, ModelList
 from wkvm_frontend.api.refused import REFUSED_FIELDS
 from wkvm_frontend.api.reply import send_bytes
 from wkvm_frontend.api.shapes import ChatCompletion, Completion
+from wkvm_frontend.api.states import ForkFields, StateEntry, StateList
 from wkvm_frontend.api.tokens import (
     DetokenizeAnswer,
     DetokenizeFields,
@@ -40,6 +42,10 @@ OPERATIONS = (
     Operation("/v1/completions", "post", "Continue prompts, streamed or whole", CompletionFields, Completion),
     Operation("/v1/models", "get", "Served models", None, ModelList),
     Operation("/v1/models/{model}", "get", "One served model", None, ModelEntry),
+    Operation("/v1/states", "get", "Named states, newest first", None, StateList),
+    Operation("/v1/states/{handle}", "get", "One state", None, StateEntry),
+    Operation("/v1/states/{handle}", "delete", "Forget a state, or every version of its name"),
+    Operation("/v1/states/{handle}/fork", "post", "New names for a state", ForkFields, StateList),
     Operation("/v1/chat/render", "post", "The prompt that a conversation makes", ChatFields, RenderAnswer),
     Operation("/tokenize", "post", "Text or messages to token ids", TokenizeFields, TokenizeAnswer),
     Operation("/detokenize", "post", "Token ids to text", DetokenizeFields, DetokenizeAnswer),
@@ -65,14 +71,17 @@ def openapi() -> dict[str, Any]:
             answer["content"] = {"application/json": {"schema": by_type[each.answer]}}
         operation: dict[str, Any] = {
             "summary": each.summary,
-            "operationId": each.path.strip("/").replace("/", "_").replace("{", "").replace("}", ""),
-            "responses": {"200": answer, "default": failed},
+            "operationId": _operation_id(each),
+            "responses": {"201" if each.path.endswith("/fork") else "200": answer, "default": failed},
         }
         if each.body is not None:
             content = {"application/json": {"schema": by_type[each.body]}}
             operation["requestBody"] = {"required": True, "content": content}
-        if "{model}" in each.path:
-            operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+        names = re.findall(r"{(\w+)}", each.path)
+        if names:
+            operation["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            ]
         paths.setdefault(each.path, {})[each.method] = operation
     refused = ", ".join(REFUSED_FIELDS)
     return {
@@ -85,6 +94,11 @@ def openapi() -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": components},
     }
+
+
+def _operation_id(each: Operation) -> str:
+    name = each.path.strip("/").replace("/", "_").replace("{", "").replace("}", "")
+    return name if each.method in ("get", "post") else f"{each.method}_{name}"
 
 
 def page() -> str:

@@ -40,8 +40,6 @@ REFUSED_FIELDS: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
     "chat_template": (),
-    "state": (),
-    "save_as": (),
     "session": (),
     "return_state": (False,),
     "state_data": (),

@@ -71,6 +71,19 @@ class ChatChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: list[int] | None = None
 
 
+class StateFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request with `state` or `save_as` began from and left behind."""
+
+    reuse: str
+    """`state`, or `cold`."""
+    reused_tokens: int
+    """That the state had read before."""
+    grade: str
+    """`invariant`: another cut of the same tokens gives the same answer; `bounded`: up to rounding."""
+    state: str = ""
+    """`name@version` of the state at the end."""
+
+
 class ChatCompletion(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to a chat request that does not stream."""
 
@@ -81,6 +94,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, omit_defaults=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | None = None
+    wkvm: StateFacts | None = None
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,6 +118,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    wkvm: StateFacts | None = None
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:

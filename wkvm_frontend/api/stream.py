@@ -15,6 +15,7 @@ from wkvm_frontend.api.form import DONE, KEEP_ALIVE, NO_USAGE, NULL_USAGE, Form,
 from wkvm_frontend.api.generation import Generation
 from wkvm_frontend.api.service import Service
 from wkvm_frontend.api.shapes import Usage, usage_of
+from wkvm_frontend.api.whole import state_facts
 from wkvm_frontend.chat.answer import Piece
 from wkvm_frontend.failure import ApiError, from_core, internal_error
 from wkvm_frontend.wire.inbox import Item, Row
@@ -101,7 +102,10 @@ class EventStream:
             self._silent = False
             if out:
                 await self._send(send, b"".join(out))
-        last = [self._form.usage(self._total())] if self._with_usage else []
+        facts = state_facts(self._generation, self._choices)
+        last = [] if facts is None else [self._form.facts(facts)]
+        if self._with_usage:
+            last.append(self._form.usage(self._total()))
         await self._send(send, b"".join([*last, DONE]), last=True)
 
     def _opening(self, place: int, choice: Choice) -> bytes:

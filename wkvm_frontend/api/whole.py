@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from wkvm_frontend.api.choice import Choice
 from wkvm_frontend.api.generation import Generation
-from wkvm_frontend.api.shapes import Usage, usage_of
+from wkvm_frontend.api.shapes import StateFacts, Usage, usage_of
 from wkvm_frontend.failure import from_core, internal_error
 from wkvm_frontend.wire.inbox import Row
 from wkvm_proto.messages import Failed, Finished
@@ -60,6 +60,15 @@ async def collect(generation: Generation, choices: Sequence[Choice], samples: in
             for piece in choice.finish(item):
                 texts[place].add(piece.text, thought=piece.thought)
     return texts
+
+
+def state_facts(generation: Generation, choices: Sequence[Choice]) -> StateFacts | None:
+    """What to tell of states; None when the request named none."""
+    saved = choices[0].saved_as
+    if not saved and generation.reuse != "state":
+        return None
+    grade = "invariant" if generation.is_invariant else "bounded"
+    return StateFacts(generation.reuse, generation.cached_tokens, grade, saved)
 
 
 def total_usage(generation: Generation, choices: Sequence[Choice]) -> Usage:

@@ -91,13 +91,14 @@ def segmented(parts: Sequence[tuple[str, int]], roles: Sequence[str], *, ends_op
 
 
 def tokenise(
-    segments: Sequence[Segment], tokenizer: Tokenizer, digests: Sequence[bytes]
+    segments: Sequence[Segment], tokenizer: Tokenizer, digests: Sequence[bytes], *, first: bool = True
 ) -> tuple[array[int], tuple[Junction, ...]]:
-    """u32 ids of the prompt, each segment on its own, and the junctions with the digest of the messages before."""
+    """u32 ids of the prompt, each segment on its own, and the junctions with the digest of the messages before. first:
+    the prompt begins a text."""
     ids: array[int] = array("I")
     junctions: dict[int, Junction] = {}
     for place, segment in enumerate(segments):
-        ids.extend(tokenizer.encode(segment.text, specials=not segment.content, first=place == 0))
+        ids.extend(tokenizer.encode(segment.text, specials=not segment.content, first=first and place == 0))
         if segment.messages >= 0:
             junctions[len(ids)] = Junction(len(ids), digests[segment.messages])
     return ids, tuple(junctions.values())[-MAX_JUNCTIONS:]

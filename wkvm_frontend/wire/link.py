@@ -34,6 +34,8 @@ from wkvm_proto.messages import (
     Pong,
     Refusal,
     Request,
+    StateCall,
+    States,
     Stats,
     Tokens,
     Welcome,
@@ -119,13 +121,13 @@ class CoreLink:
 
     # ------------------------------------------------------------------------------------------------- requests
 
-    def submit(self, generate: Generate, inbox: Inbox, index: int) -> Call:
+    def submit(self, message: Generate | StateCall, inbox: Inbox, index: int) -> Call:
         """Sends the request under an id of this link; its events go to `inbox` as those of call `index`. Raises
         CoreGone, FrameTooLarge."""
         if not self.ready:
             raise CoreGone(self.trouble)
-        call = self._calls.open(generate.n, inbox, index)
-        frame = encode(msgspec.structs.replace(generate, request=call.request))
+        call = self._calls.open(message.n if isinstance(message, Generate) else 0, inbox, index)
+        frame = encode(msgspec.structs.replace(message, request=call.request))
         try:
             if len(frame) > MAX_FRAME_BYTES:
                 raise FrameTooLarge(len(frame))
@@ -139,6 +141,19 @@ class CoreLink:
         """Nobody waits for the call any more; nothing when it has ended."""
         if self._calls.close(call):
             self._tell(Cancel(call.request, delivered_tokens))
+
+    async def ask(self, message: StateCall, timeout_s: float) -> States | Failed:
+        """The core's answer to a call about states. Raises CoreGone, FrameTooLarge, TimeoutError."""
+        inbox = Inbox()
+        call = self.submit(message, inbox, 0)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    for _, item in await inbox.take():
+                        if isinstance(item, States | Failed):
+                            return item
+        finally:
+            self._calls.close(call)
 
     def fail_all(self, code: ErrorCode, message: str) -> int:
         """Ends every call of this link with that failure, and tells the core; the number of calls."""
@@ -289,8 +304,8 @@ class CoreLink:
                 self._calls.finish(event)
             case Accepted():
                 self._calls.accept(event)
-            case Failed():
-                self._calls.fail(event)
+            case Failed() | States():
+                self._calls.end(event)
             case Pong():
                 answer = self._probes.get(event.nonce)
                 if event.through_loop and answer is not None and not answer.done():

@@ -89,7 +89,7 @@ def test_a_call_that_was_given_up_hears_nothing_more() -> None:
         call = table.open(1, inbox, 0)
         assert table.close(call)
         table.deliver(Tokens(1, pack_u32([call.request]), pack_u32([1])))
-        table.fail(Failed(call.request, ErrorCode.DEADLINE, "late"))
+        table.end(Failed(call.request, ErrorCode.DEADLINE, "late"))
         inbox.leave()
         assert await inbox.take() == []
         assert table.live_samples == 0
