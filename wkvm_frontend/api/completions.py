@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from array import array
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -73,9 +74,9 @@ class CompletionRoute:
         sampling = sampling_of(body, model, max_tokens, logprobs)
         stops = stops_of(body.stop, ())
         if size > OFFLOAD_BYTES:
-            prompts = await asyncio.to_thread(_prompts, given, model, bool(state))
+            prompts = await asyncio.to_thread(prompts_of, given, model, continued=bool(state))
         else:
-            prompts = _prompts(given, model, bool(state))
+            prompts = prompts_of(given, model, continued=bool(state))
         wanted = Wanted(
             token_ids=bool(body.return_token_ids),
             logprobs=body.logprobs is not None,
@@ -156,8 +157,8 @@ def listed(prompt: PromptField) -> list[str | list[int]]:
     return [ids] if ids else texts_or_lists
 
 
-def _prompts(given: list[str | list[int]], model: ServedModel, continued: bool) -> list[array[int]]:
-    """continued: after a state, in the middle of a text."""
+def prompts_of(given: Sequence[str | list[int]], model: ServedModel, *, continued: bool) -> list[array[int]]:
+    """u32 ids of each prompt. continued: after a state, in the middle of a text. Raises ApiError 400."""
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):

@@ -15,7 +15,7 @@ from wkvm_frontend.api.models import ModelEntry, ModelList
 from wkvm_frontend.api.refused import REFUSED_FIELDS
 from wkvm_frontend.api.reply import send_bytes
 from wkvm_frontend.api.shapes import ChatCompletion, Completion
-from wkvm_frontend.api.states import ForkFields, StateEntry, StateList
+from wkvm_frontend.api.states import AppendFields, CreateFields, ForkFields, StateEntry, StateList
 from wkvm_frontend.api.tokens import (
     DetokenizeAnswer,
     DetokenizeFields,
@@ -43,7 +43,9 @@ OPERATIONS = (
     Operation("/v1/models", "get", "Served models", None, ModelList),
     Operation("/v1/models/{model}", "get", "One served model", None, ModelEntry),
     Operation("/v1/states", "get", "Named states, newest first", None, StateList),
+    Operation("/v1/states", "post", "Make a state of what it reads, or of another one", CreateFields, StateEntry),
     Operation("/v1/states/{handle}", "get", "One state", None, StateEntry),
+    Operation("/v1/states/{handle}/append", "post", "Let a state read on", AppendFields, StateEntry),
     Operation("/v1/states/{handle}", "delete", "Forget a state, or every version of its name"),
     Operation("/v1/states/{handle}/fork", "post", "New names for a state", ForkFields, StateList),
     Operation("/v1/chat/render", "post", "The prompt that a conversation makes", ChatFields, RenderAnswer),
@@ -72,7 +74,10 @@ def openapi() -> dict[str, Any]:
         operation: dict[str, Any] = {
             "summary": each.summary,
             "operationId": _operation_id(each),
-            "responses": {"201" if each.path.endswith("/fork") else "200": answer, "default": failed},
+            "responses": {
+                "201" if each.method == "post" and each.path.startswith("/v1/states") else "200": answer,
+                "default": failed,
+            },
         }
         if each.body is not None:
             content = {"application/json": {"schema": by_type[each.body]}}
@@ -98,7 +103,8 @@ def openapi() -> dict[str, Any]:
 
 def _operation_id(each: Operation) -> str:
     name = each.path.strip("/").replace("/", "_").replace("{", "").replace("}", "")
-    return name if each.method in ("get", "post") else f"{each.method}_{name}"
+    several = [other for other in OPERATIONS if other.path == each.path]
+    return name if len(several) == 1 else f"{each.method}_{name}"
 
 
 def page() -> str:

@@ -1,7 +1,9 @@
-"""/v1/states: named states, listed, shown, forked and dropped."""
+"""/v1/states: named states, made, listed, shown, forked, read on and dropped."""
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 from urllib.parse import parse_qsl
@@ -11,17 +13,23 @@ from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
 from wkvm_frontend.api.body import BodyLimits, BodyReader
-from wkvm_frontend.api.chat import TENANT
+from wkvm_frontend.api.chat import OFFLOAD_BYTES, TENANT
+from wkvm_frontend.api.completions import prompts_of
+from wkvm_frontend.api.fields import TokenId
+from wkvm_frontend.api.generation import Generation
 from wkvm_frontend.api.reply import send_json
 from wkvm_frontend.api.service import Service
-from wkvm_frontend.failure import bad_request, from_core, unavailable
+from wkvm_frontend.failure import bad_request, from_core, internal_error, unavailable
 from wkvm_frontend.wire.link import CoreGone, FrameTooLarge
+from wkvm_proto.columns import pack_u32
 from wkvm_proto.messages import (
     MAX_FORKS,
     MAX_LISTED_STATES,
     DropState,
     Failed,
+    Finished,
     ForkState,
+    Generate,
     ListStates,
     ShowState,
     StateCall,
@@ -29,6 +37,7 @@ from wkvm_proto.messages import (
     States,
 )
 from wkvm_proto.names import BadHandle, check_name, parse_handle
+from wkvm_proto.sampling import Sampling
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -86,20 +95,75 @@ class ForkFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class StatesRoute:
-    """GET /v1/states"""
+class CreateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
+    """Body of a new state: what it reads, `prompt` (text or token ids), after the zero state or after the state `from`;
+    without a prompt it is a fork of that one. `name`: made up unless told."""
 
-    def __init__(self, service: Service) -> None:
+    name: str | None = None
+    prompt: str | list[TokenId] | None = None
+    source: str | None = None
+    model: str | None = None
+
+
+class AppendFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of an append: what the state reads next; the result is a new version of `name`, the state's own unless
+    told."""
+
+    prompt: str | list[TokenId]
+    name: str | None = None
+    model: str | None = None
+
+
+class StatesRoute:
+    """GET and POST /v1/states"""
+
+    def __init__(self, service: Service, limits: BodyLimits) -> None:
         self._service = service
+        self._bodies = BodyReader(CreateFields, limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request. Raises ApiError."""
+        """Answers one request; 201 for a new state. Raises ApiError, ClientGone."""
+        if scope["method"] == "POST":
+            await self._create(scope, receive, send)
+            return
         query = query_of(scope, ListFields)
         call = ListStates(0, TENANT, query.name, query.prefix, query.after, query.limit)
         found = await ask(self._service, query.model, call)
         entries = [entry(record) for record in found.records]
         more = bool(found.after)
         await send_json(send, StateList("list", entries, more, str(found.after) if more else None))
+
+    async def _create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, size = await self._bodies.read(scope, receive)
+        source = body.source or ""
+        if source:
+            _checked(parse_handle, source, "from")
+        name = body.name if body.name is not None else f"state-{uuid.uuid4().hex}"
+        _checked(check_name, name, "name")
+        if body.prompt is not None:
+            made = await read(self._service, receive, body.model, body.prompt, size, state=source, save_as=name)
+        elif source:
+            made = (await ask(self._service, body.model, ForkState(0, TENANT, source, (name,)))).records[0]
+        else:
+            raise bad_request("prompt: give what the state reads, or the state that it comes from.", "prompt")
+        await send_json(send, entry(made), status=201)
+
+
+class AppendRoute:
+    """POST /v1/states/{handle}/append"""
+
+    def __init__(self, service: Service, limits: BodyLimits) -> None:
+        self._service = service
+        self._bodies = BodyReader(AppendFields, limits)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request with 201. Raises ApiError, ClientGone."""
+        handle = handle_of(scope)
+        body, size = await self._bodies.read(scope, receive)
+        name = body.name if body.name is not None else parse_handle(handle)[0]
+        _checked(check_name, name, "name")
+        made = await read(self._service, receive, body.model, body.prompt, size, state=handle, save_as=name)
+        await send_json(send, entry(made), status=201)
 
 
 class StateRoute:
@@ -142,6 +206,52 @@ class ForkRoute:
         made = await ask(self._service, body.model, ForkState(0, TENANT, handle, tuple(names)))
         entries = [entry(record) for record in made.records]
         await send_json(send, StateList("list", entries, has_more=False, after=None), status=201)
+
+
+async def read(
+    service: Service,
+    receive: Receive,
+    model: str | None,
+    prompt: str | list[int],
+    size: int,
+    *,
+    state: str,
+    save_as: str,
+) -> StateRecord:
+    """Lets a state (empty: the zero state) read a prompt of a body of `size` bytes, and keeps what comes of it. Raises
+    ApiError, ClientGone."""
+    settings = service.settings
+    link = await service.fleet.reach(model, settings.core_wait_s)
+    served = link.model
+    assert served is not None, "a ready core has a model"
+    if size > OFFLOAD_BYTES:
+        (ids,) = await asyncio.to_thread(prompts_of, [prompt], served, continued=bool(state))
+    else:
+        (ids,) = prompts_of([prompt], served, continued=bool(state))
+    generate = Generate(
+        request=0,
+        tenant=TENANT,
+        prompt=pack_u32(ids),
+        sampling=Sampling(max_tokens=0),
+        timeout_s=settings.request_timeout_s,
+        state=state,
+        save_as=save_as,
+    )
+    generation = Generation(link, service.meter, None)
+    try:
+        await generation.start([generate], receive, settings.accept_timeout_s)
+        saved = ""
+        while not saved:
+            for _, item in await generation.take():
+                if isinstance(item, Failed):
+                    raise from_core(item)
+                if isinstance(item, Finished):
+                    if not item.saved_as:
+                        raise internal_error()
+                    saved = item.saved_as
+    finally:
+        await generation.end()
+    return (await ask(service, model, ShowState(0, TENANT, saved))).records[0]
 
 
 async def ask(service: Service, model: str | None, call: StateCall) -> States:

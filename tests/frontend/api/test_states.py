@@ -97,6 +97,30 @@ def test_a_request_without_states_is_answered_as_ever(whole: Api) -> None:
     assert "wkvm" not in complete(whole)
 
 
+def test_a_state_is_made_of_what_it_reads_and_reads_on(whole: Api, name: str) -> None:
+    made = whole.http.post("/v1/states", json={"name": name, "prompt": "Once upon a time"})
+    assert made.status_code == 201
+    ids = whole.http.post("/tokenize", json={"prompt": "Once upon a time"}).json()["tokens"]
+    entry = made.json()
+    assert (entry["id"], entry["tokens"], entry["parents"]) == (f"{name}@1", len(ids), [])
+    longer = whole.http.post(f"/v1/states/{name}/append", json={"prompt": [5, 6, 7]}).json()
+    assert (longer["id"], longer["tokens"], longer["parents"]) == (f"{name}@2", len(ids) + 3, [f"{name}@1"])
+    aside = whole.http.post("/v1/states", json={"name": f"{name}-b", "from": f"{name}@1", "prompt": [9]}).json()
+    assert (aside["id"], aside["tokens"]) == (f"{name}-b@1", len(ids) + 1)
+    fork = whole.http.post("/v1/states", json={"name": f"{name}-c", "from": name}).json()
+    assert (fork["verb"], fork["parents"], fork["tokens"]) == ("fork", [f"{name}@2"], len(ids) + 3)
+    unnamed = whole.http.post("/v1/states", json={"prompt": [1]}).json()
+    assert whole.http.delete(f"/v1/states/{unnamed['id']}").json()["states"] == [unnamed["id"]]
+
+
+def test_what_was_read_at_once_and_in_parts_goes_on_alike(whole: Api, name: str) -> None:
+    prompt = whole.http.post("/tokenize", json={"prompt": "Once upon a time there was a little"}).json()["tokens"]
+    whole.http.post("/v1/states", json={"name": name, "prompt": prompt[:3]})
+    whole.http.post(f"/v1/states/{name}/append", json={"prompt": prompt[3:-1]})
+    went_on = complete(whole, prompt=prompt[-1:], state=name, max_tokens=8)["choices"][0]["text"]
+    assert went_on == complete(whole, prompt=prompt, max_tokens=8)["choices"][0]["text"]
+
+
 def test_forks_are_states_of_their_own(whole: Api, name: str) -> None:
     complete(whole, save_as=name)
     made = whole.http.post(f"/v1/states/{name}/fork", json={"count": 3})
@@ -151,6 +175,16 @@ def test_a_dropped_version_is_never_issued_again(whole: Api, name: str) -> None:
         ("POST", "/v1/states/a/fork", {"count": 4097}, (400, "count")),
         ("POST", "/v1/states/a/fork", {"names": ["b"], "count": 2}, (400, "names")),
         ("POST", "/v1/states/a/fork", {"names": ["../b"]}, (400, "names")),
+        ("POST", "/v1/states", {}, (400, "prompt")),
+        ("POST", "/v1/states", {"prompt": ""}, (400, "prompt")),
+        ("POST", "/v1/states", {"prompt": [4096]}, (400, "prompt")),
+        ("POST", "/v1/states", {"prompt": "x", "name": "a@1"}, (400, "name")),
+        ("POST", "/v1/states", {"prompt": "x", "from": "a b"}, (400, "from")),
+        ("POST", "/v1/states", {"from": "nobody"}, (404, "state")),
+        ("POST", "/v1/states", {"prompt": "x", "from": "nobody"}, (404, "state")),
+        ("POST", "/v1/states", {"prompt": "x", "colour": "red"}, (400, None)),
+        ("POST", "/v1/states/nobody/append", {"prompt": "x"}, (404, "state")),
+        ("POST", "/v1/states/nobody/append", {}, (400, None)),
         ("POST", "/v1/completions", {"prompt": "x", "state": "nobody"}, (404, "state")),
         ("POST", "/v1/completions", {"prompt": "x", "state": "a b"}, (400, "state")),
         ("POST", "/v1/completions", {"prompt": "x", "save_as": "a@1"}, (400, "save_as")),
