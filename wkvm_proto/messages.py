@@ -22,6 +22,7 @@ MAX_SAMPLES = 128
 MAX_JUNCTIONS = 65_536
 MAX_LISTED_STATES = 1000
 MAX_FORKS = 4096
+MAX_PARAMS_BYTES = 65_536
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Digest = Annotated[bytes, Meta(max_length=32)]
@@ -140,6 +141,28 @@ class DropState(Message, tag="drop_state", frozen=True):
     every: bool = False
 
 
+class MutateState(Message, tag="mutate_state", frozen=True):
+    """Make a new state of old ones by a rule. Answered by States or Failed."""
+
+    request: U32
+    tenant: Name
+    state: Name
+    rule: Name
+    params: Annotated[bytes, Meta(max_length=MAX_PARAMS_BYTES)] = b"\x80"
+    """msgpack map"""
+    name: Name = ""
+    """Of the result; empty = the state's own."""
+
+
+class DiffStates(Message, tag="diff_states", frozen=True):
+    """How far one state is from another. Answered by Distances or Failed."""
+
+    request: U32
+    tenant: Name
+    one: Name
+    other: Name
+
+
 class Metrics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counters, gauges and histograms by series name, labels in Prometheus text form: `name{label="value"}`.
 
@@ -164,10 +187,8 @@ class Goodbye(Message, tag="goodbye", frozen=True):
     """The frontend closes in good order: its lease ends now."""
 
 
-StateCall: TypeAlias = ListStates | ShowState | ForkState | DropState
-Request: TypeAlias = (
-    Hello | Vocabulary | Generate | Cancel | Ping | Goodbye | ListStates | ShowState | ForkState | DropState
-)
+StateCall: TypeAlias = ListStates | ShowState | ForkState | DropState | MutateState | DiffStates
+Request: TypeAlias = Hello | Vocabulary | Generate | Cancel | Ping | Goodbye | StateCall
 
 # ------------------------------------------------------------------------------------------- core -> frontend
 
@@ -286,15 +307,21 @@ class StateRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """`name@version`"""
     tokens: int
     """That it has read, from the zero state on."""
-    bytes: int
+    size_bytes: int
     created: float
     """Unix seconds."""
     verb: str
-    """What made it: `save` at the end of a request, `fork`."""
+    """What made it: `save` at the end of a request, `fork`, `mutate`."""
     parents: tuple[str, ...] = ()
     """Handles that it came from; they may be gone."""
     tier: str = "host"
     """Where its bytes are."""
+    rule: str = ""
+    """Of a mutation."""
+    params: bytes = b""
+    """Of that rule, a msgpack map."""
+    norms: dict[str, dict[str, float]] = {}
+    """Of a mutation, by family: `before`, `after`, and the relative `distance` between."""
 
 
 class States(Message, tag="states", frozen=True):
@@ -304,6 +331,13 @@ class States(Message, tag="states", frozen=True):
     records: tuple[StateRecord, ...] = ()
     after: U63 = 0
     """For the next page; 0 = this was the last."""
+
+
+class Distances(Message, tag="distances", frozen=True):
+    """Answer to DiffStates: of each family and layer the norm of the difference, relative to the first state's."""
+
+    request: U32
+    families: dict[str, tuple[float, ...]]
 
 
 class Refusal(Message, tag="refusal", frozen=True):
@@ -331,7 +365,7 @@ class Stats(Message, tag="stats", frozen=True):
     """Expected wait of a request submitted now, from the drain rate."""
 
 
-Event: TypeAlias = Welcome | Accepted | Tokens | Finished | Failed | Refusal | Pong | Stats | States
+Event: TypeAlias = Welcome | Accepted | Tokens | Finished | Failed | Refusal | Pong | Stats | States | Distances
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -16,6 +16,8 @@ from wkvm_proto.messages import (
     Accepted,
     BadFrame,
     Cancel,
+    DiffStates,
+    Distances,
     DropState,
     Event,
     Failed,
@@ -28,6 +30,7 @@ from wkvm_proto.messages import (
     ListStates,
     Metrics,
     ModelCard,
+    MutateState,
     Ping,
     Pong,
     Refusal,
@@ -108,6 +111,8 @@ REQUESTS: dict[str, Request] = {
     "show_state": ShowState(4, "dev", "chat@2"),
     "fork_state": ForkState(4, "dev", "chat", ("a", "b")),
     "drop_state": DropState(4, "dev", "chat", True),
+    "mutate_state": MutateState(4, "dev", "chat", "decay", b"\x81\xa5alpha\xcb?\xe0\0\0\0\0\0\0", "calm"),
+    "diff_states": DiffStates(4, "dev", "chat@1", "chat@2"),
 }
 EVENTS: dict[str, Event] = {
     "welcome": Welcome(PROTOCOL, "core", 11, CARD, b"d" * 32, True, 2.0),
@@ -121,6 +126,10 @@ EVENTS: dict[str, Event] = {
     "pong": Pong(5, 9, True),
     "stats": Stats(METRICS, METRICS, True, 1.5),
     "states": States(4, (StateRecord("chat@2", 17, 4096, 5.5, "fork", ("chat@1",), "host"),), 11),
+    "mutated": States(
+        4, (StateRecord("a@1", 1, 8, 5.5, "mutate", ("b@1",), "host", "decay", b"\x80", {"wkv": {"before": 1.5}}),)
+    ),
+    "distances": Distances(4, {"wkv": (0.5, 0.25)}),
 }
 
 

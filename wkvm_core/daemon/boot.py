@@ -26,6 +26,8 @@ from wkvm_core.daemon.mail import Mail
 from wkvm_core.daemon.memory import resident_bytes
 from wkvm_core.daemon.meters import Meters
 from wkvm_core.daemon.notify import Notifier
+from wkvm_core.daemon.registry import Registry
+from wkvm_core.daemon.workshop import Workshop
 from wkvm_core.errors import Refused
 from wkvm_core.exec.runner import Runner
 from wkvm_core.models.open import DEMO_MODEL, has_files, open_model
@@ -102,7 +104,9 @@ def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Noti
     inbox, meters, catalog = Inbox(), Meters(), Catalog(blocks)
     mail = Mail(where.address)
     desk = Desk(card, f"wkvm-core {__version__}", secrets.randbits(62), config.lease_s, inbox, mail.send)
-    door = Door(scheduler, catalog, blocks, model.fingerprint, model.layout.slot_bytes, meters, mail.post)
+    workshop = Workshop(inbox)
+    registry = Registry(catalog, blocks, machinery.host.view, model.fingerprint, model.layout, workshop, mail.post)
+    door = Door(scheduler, registry, blocks, meters, mail.post)
 
     def gauges() -> dict[str, float]:
         return {
@@ -115,6 +119,7 @@ def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Noti
     loop = Loop(
         inbox,
         door,
+        registry,
         scheduler,
         runner,
         mail,
@@ -129,6 +134,7 @@ def open_engine(config: CoreConfig, where: Places, progress: Say, notifier: Noti
     try:
         yield Engine(card, capacity, scheduler, runner, door, inbox, mail, loop, machinery.lines)
     finally:
+        workshop.close()
         mail.close()
         where.socket.unlink(missing_ok=True)
 

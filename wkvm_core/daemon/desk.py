@@ -13,6 +13,7 @@ from wkvm_proto.messages import (
     PROTOCOL,
     BadFrame,
     Cancel,
+    DiffStates,
     DropState,
     Event,
     Failed,
@@ -22,6 +23,7 @@ from wkvm_proto.messages import (
     Hello,
     ListStates,
     ModelCard,
+    MutateState,
     Ping,
     Pong,
     Refusal,
@@ -80,7 +82,7 @@ class Desk:
                 self._generate(frontend, message, now)
             case Cancel():
                 self._inbox.put(Withdraw(identity, message.request))
-            case ListStates() | ShowState() | ForkState() | DropState():
+            case ListStates() | ShowState() | ForkState() | DropState() | MutateState() | DiffStates():
                 self._inbox.put(Ask(identity, message))
             case Ping():
                 self._ping(frontend, message)

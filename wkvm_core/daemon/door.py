@@ -8,28 +8,20 @@ import msgspec
 
 from wkvm_core.daemon.caller import Caller, Tray
 from wkvm_core.daemon.desk import failed
-from wkvm_core.daemon.inbox import Ask, Submit
+from wkvm_core.daemon.inbox import Submit
 from wkvm_core.daemon.meters import Meters
+from wkvm_core.daemon.registry import Registry
 from wkvm_core.errors import Refused
 from wkvm_core.sched.outcomes import Finish, Outcomes
 from wkvm_core.sched.request import Request
 from wkvm_core.sched.scheduler import Scheduler
 from wkvm_core.state.arena import Blocks
-from wkvm_core.state.layout import Fingerprint
-from wkvm_core.state.snapshot import Snapshot
-from wkvm_core.store.catalog import Catalog, Named
 from wkvm_proto.columns import pack_f32, pack_u32
 from wkvm_proto.messages import (
     Accepted,
-    DropState,
     Event,
     Failed,
     Finished,
-    ForkState,
-    ListStates,
-    ShowState,
-    StateRecord,
-    States,
     TokenLogprobs,
     Tokens,
 )
@@ -44,18 +36,14 @@ class Door:
     def __init__(
         self,
         scheduler: Scheduler,
-        catalog: Catalog,
+        registry: Registry,
         blocks: Blocks,
-        fingerprint: Fingerprint,
-        slot_bytes: int,
         meters: Meters,
         post: Post,
     ) -> None:
         self._scheduler = scheduler
-        self._catalog = catalog
+        self._registry = registry
         self._blocks = blocks
-        self._fingerprint = fingerprint
-        self._slot_bytes = slot_bytes
         self._meters = meters
         self._post = post
         self._open: dict[tuple[bytes, int], Request] = {}
@@ -72,8 +60,8 @@ class Door:
                 raise Refused(ErrorCode.DUPLICATE_REQUEST, f"request {caller.wire} is still running", param="request")
             reused = 0
             if item.state:
-                named = self._catalog.find(request.tenant, item.state)
-                origin = self._origin(named.snapshot)
+                named = self._registry.find(request.tenant, item.state)
+                origin = named.snapshot
                 caller.parents = (str(named.handle),)
                 reused = origin.cursor.tokens
                 caller.num_prompt += reused
@@ -92,36 +80,6 @@ class Door:
         self._open[key] = request
         reuse = "state" if item.state else "cold"
         self._post(caller.tray.client, Accepted(caller.wire, caller.num_prompt, reused, reuse))
-
-    def answer(self, item: Ask) -> None:
-        """Does what a call about states asks, and says what came of it."""
-        call, catalog, after = item.call, self._catalog, 0
-        try:
-            match call:
-                case ListStates():
-                    found, after = catalog.page(
-                        call.tenant, name=call.name, prefix=call.prefix, after=call.after, limit=call.limit
-                    )
-                case ShowState():
-                    found = [catalog.find(call.tenant, call.state)]
-                case ForkState():
-                    found = catalog.fork(call.tenant, call.state, call.names)
-                case DropState():
-                    found = catalog.drop(call.tenant, call.state, every=call.every)
-        except Refused as refused:
-            self._post(item.client, failed(call.request, refused))
-            return
-        self._post(item.client, States(call.request, tuple(self._record(named) for named in found), after))
-
-    def _record(self, named: Named) -> StateRecord:
-        return StateRecord(
-            handle=str(named.handle),
-            tokens=named.snapshot.cursor.tokens,
-            bytes=self._slot_bytes,
-            created=named.created,
-            verb=named.verb,
-            parents=named.parents,
-        )
 
     def withdraw(self, client: bytes, wire: int) -> None:
         """A frontend cancels; an unknown number is answered already."""
@@ -189,7 +147,7 @@ class Door:
         caller: Caller = request.client
         saved_as = ""
         if finish.snapshot is not None:
-            saved_as = str(self._catalog.save(request.tenant, caller.save_as, finish.snapshot, caller.parents))
+            saved_as = str(self._registry.save(request.tenant, caller.save_as, finish.snapshot, caller.parents))
         self._post(
             caller.tray.client,
             Finished(
@@ -213,11 +171,3 @@ class Door:
     def _close(self, request: Request) -> None:
         caller: Caller = request.client
         self._open.pop((caller.tray.client, caller.wire), None)
-
-    def _origin(self, snapshot: Snapshot) -> Snapshot:
-        ours, theirs = self._fingerprint, snapshot.fingerprint
-        if (ours.model, ours.layout) != (theirs.model, theirs.layout):
-            raise Refused(ErrorCode.FINGERPRINT_MISMATCH, "the state belongs to another model", param="state")
-        if ours.numerics != theirs.numerics:
-            raise Refused(ErrorCode.NUMERICS_MISMATCH, "the state was computed with other numerics", param="state")
-        return snapshot

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from wkvm_core.daemon.caller import Caller
 from wkvm_core.sched.request import Request
@@ -38,6 +39,14 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """Work of the workshop is done: `then` takes the outcome, on the step loop."""
+
+    then: Callable[[Any], None]
+    outcome: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """A frontend wants an answer by the step loop."""
 
@@ -60,7 +69,7 @@ class Drain:
     now: bool = False
 
 
-Item: TypeAlias = Submit | Withdraw | Ask | Probe | Gone | Drain
+Item: TypeAlias = Submit | Withdraw | Ask | Finish | Probe | Gone | Drain
 
 
 class Inbox:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from wkvm_core.daemon.door import Door
-from wkvm_core.daemon.inbox import Ask, Drain, Gone, Inbox, Item, Probe, Submit, Withdraw
+from wkvm_core.daemon.inbox import Ask, Drain, Finish, Gone, Inbox, Item, Probe, Submit, Withdraw
 from wkvm_core.daemon.mail import Mail
 from wkvm_core.daemon.meters import Meters
 from wkvm_core.daemon.notify import Notifier
+from wkvm_core.daemon.registry import Registry
 from wkvm_core.errors import DeviceLost
 from wkvm_core.sched.plan import StepPlan, StepResult
 from wkvm_core.sched.scheduler import Scheduler
@@ -46,6 +47,7 @@ class Loop:
         self,
         inbox: Inbox,
         door: Door,
+        registry: Registry,
         scheduler: Scheduler,
         runner: Runs,
         mail: Mail,
@@ -59,6 +61,7 @@ class Loop:
     ) -> None:
         self._inbox = inbox
         self._door = door
+        self._registry = registry
         self._scheduler = scheduler
         self._runner = runner
         self._mail = mail
@@ -141,7 +144,9 @@ class Loop:
             case Withdraw():
                 self._door.withdraw(item.client, item.wire)
             case Ask():
-                self._door.answer(item)
+                self._registry.answer(item)
+            case Finish():
+                item.then(item.outcome)
             case Probe():
                 self._mail.post(item.client, Pong(item.nonce, self._step, through_loop=True))
             case Gone():

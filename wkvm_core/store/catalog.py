@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wkvm_core.errors import Refused
 from wkvm_core.state.arena import Blocks
@@ -16,6 +16,21 @@ MOST_STATES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What made a snapshot."""
+
+    verb: str = "save"
+    """`save`, `fork` or `mutate`"""
+    parents: tuple[str, ...] = ()
+    rule: str = ""
+    """Of a mutation."""
+    params: bytes = b""
+    """Of that rule, a msgpack map."""
+    norms: dict[str, dict[str, float]] = field(default_factory=dict)
+    """See `wkvm_core.store.mutation.mutate`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Named:
     """A snapshot under its name."""
 
@@ -23,11 +38,12 @@ class Named:
     snapshot: Snapshot
     created: float
     """Unix seconds."""
-    verb: str
-    """`save` or `fork`"""
-    parents: tuple[str, ...]
+    origin: Origin
     order: int
     """Grows with every new version, over all names."""
+
+
+_SAVED = Origin()
 
 
 class Catalog:
@@ -48,9 +64,9 @@ class Catalog:
     def __len__(self) -> int:
         return sum(map(len, self._newest.values()))
 
-    def save(self, tenant: str, name: str, snapshot: Snapshot, parents: tuple[str, ...] = ()) -> StateHandle:
+    def save(self, tenant: str, name: str, snapshot: Snapshot, origin: Origin = _SAVED) -> StateHandle:
         """Names a snapshot as the next version of `name`; takes over the caller's reference to its block."""
-        return self._add(tenant, check_name(name), snapshot, "save", parents).handle
+        return self._add(tenant, check_name(name), snapshot, origin).handle
 
     def find(self, tenant: str, handle: str) -> Named:
         """The version `name@version`, or the newest of `name`. Refuses an unknown and a foreign one alike."""
@@ -84,7 +100,7 @@ class Catalog:
         made = []
         for name in checked:
             self._blocks.retain(source.snapshot.block)
-            made.append(self._add(tenant, name, source.snapshot, "fork", (str(source.handle),)))
+            made.append(self._add(tenant, name, source.snapshot, Origin("fork", (str(source.handle),))))
         return made
 
     def drop(self, tenant: str, handle: str, *, every: bool = False) -> list[Named]:
@@ -107,12 +123,12 @@ class Catalog:
             message = f"{MOST_STATES} states have names; drop some first"
             raise Refused(ErrorCode.NOT_ENOUGH_MEMORY, message, param="save_as")
 
-    def _add(self, tenant: str, name: str, snapshot: Snapshot, verb: str, parents: tuple[str, ...]) -> Named:
+    def _add(self, tenant: str, name: str, snapshot: Snapshot, origin: Origin) -> Named:
         key = (tenant, name)
         version = self._last_version.get(key, 0) + 1
         self._last_version[key] = version
         self._order += 1
-        named = Named(StateHandle(name, version), snapshot, self._clock(), verb, parents, self._order)
+        named = Named(StateHandle(name, version), snapshot, self._clock(), origin, self._order)
         self._versions.setdefault(key, {})[version] = named
         self._newest.setdefault(tenant, {})[named.order] = named
         return named

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from wkvm_core.errors import Refused
 from wkvm_core.state.layout import StateFamily, StateLayout
-from wkvm_core.store.planes import Plane, Planes
+from wkvm_core.store.planes import FLOATS, Plane, Planes
 from wkvm_proto.names import ErrorCode
 
 GROUP = "wkvm.mutations"
@@ -216,6 +216,19 @@ def mutate(
             "after": float(np.linalg.norm(after.astype(np.float64))),
             "distance": moved / norm if norm else moved,
         }
+    return told
+
+
+def distances(layout: StateLayout, one: memoryview, other: memoryview) -> dict[str, tuple[float, ...]]:
+    """Of each family of floats and each of its layers the norm of the difference of two blocks, relative to the first
+    one's (to 1 where that is zero)."""
+    told = {}
+    for family in layout.families:
+        if family.dtype in FLOATS:
+            a, b = (Planes(layout, block).read(family).astype(np.float64) for block in (one, other))
+            axes = tuple(range(1, a.ndim))
+            norms, away = np.sqrt((a * a).sum(axes)), np.sqrt(((b - a) ** 2).sum(axes))
+            told[family.name] = tuple((away / np.where(norms > 0.0, norms, 1.0)).tolist())
     return told
 
 

@@ -11,6 +11,7 @@ from wkvm_core.state.layout import StateFamily, StateLayout
 
 Plane = npt.NDArray[np.float32]
 _DTYPES: dict[str, type[np.floating]] = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
+FLOATS = frozenset((*_DTYPES, "bfloat16"))
 _HALF_ULP, _LAST_BIT = np.uint32(0x7FFF), np.uint32(1)
 
 

@@ -13,7 +13,7 @@ from wkvm_frontend.api.health import HealthRoute, LiveRoute, MetricsRoute, Ready
 from wkvm_frontend.api.models import ModelRoute, ModelsRoute
 from wkvm_frontend.api.openapi import docs_route, openapi_route
 from wkvm_frontend.api.service import Service
-from wkvm_frontend.api.states import AppendRoute, ForkRoute, StateRoute, StatesRoute
+from wkvm_frontend.api.states import AppendRoute, DiffRoute, ForkRoute, MutateRoute, StateRoute, StatesRoute
 from wkvm_frontend.api.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
 
 
@@ -42,6 +42,8 @@ def application(service: Service) -> ASGIApp:
     routes += [Route(path, route, methods=["GET"]) for path, route in gets.items()]
     routes.append(Route("/v1/states", StatesRoute(service, limits), methods=["GET", "POST"]))
     routes.append(Route("/v1/states/{handle}/append", AppendRoute(service, limits), methods=["POST"]))
+    routes.append(Route("/v1/states/{handle}/mutate", MutateRoute(service, limits), methods=["POST"]))
+    routes.append(Route("/v1/states/{a}/diff/{b}", DiffRoute(service), methods=["GET"]))
     routes.append(Route("/v1/states/{handle}", StateRoute(service), methods=["GET", "DELETE"]))
     routes.append(Route("/v1/states/{handle}/fork", ForkRoute(service, limits), methods=["POST"]))
     routes.append(Route("/v1/models/{name:path}", ModelRoute(service), methods=["GET"]))

@@ -15,7 +15,15 @@ from wkvm_frontend.api.models import ModelEntry, ModelList
 from wkvm_frontend.api.refused import REFUSED_FIELDS
 from wkvm_frontend.api.reply import send_bytes
 from wkvm_frontend.api.shapes import ChatCompletion, Completion
-from wkvm_frontend.api.states import AppendFields, CreateFields, ForkFields, StateEntry, StateList
+from wkvm_frontend.api.states import (
+    AppendFields,
+    CreateFields,
+    Difference,
+    ForkFields,
+    MutateFields,
+    StateEntry,
+    StateList,
+)
 from wkvm_frontend.api.tokens import (
     DetokenizeAnswer,
     DetokenizeFields,
@@ -47,6 +55,8 @@ OPERATIONS = (
     Operation("/v1/states/{handle}", "get", "One state", None, StateEntry),
     Operation("/v1/states/{handle}/append", "post", "Let a state read on", AppendFields, StateEntry),
     Operation("/v1/states/{handle}", "delete", "Forget a state, or every version of its name"),
+    Operation("/v1/states/{handle}/mutate", "post", "A new state of old ones, by a rule", MutateFields, StateEntry),
+    Operation("/v1/states/{a}/diff/{b}", "get", "How far one state is from another", None, Difference),
     Operation("/v1/states/{handle}/fork", "post", "New names for a state", ForkFields, StateList),
     Operation("/v1/chat/render", "post", "The prompt that a conversation makes", ChatFields, RenderAnswer),
     Operation("/tokenize", "post", "Text or messages to token ids", TokenizeFields, TokenizeAnswer),

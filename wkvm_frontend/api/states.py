@@ -1,11 +1,11 @@
-"""/v1/states: named states, made, listed, shown, forked, read on and dropped."""
+"""/v1/states: named states, made, listed, shown, forked, read on, mutated, compared and dropped."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -25,12 +25,16 @@ from wkvm_proto.columns import pack_u32
 from wkvm_proto.messages import (
     MAX_FORKS,
     MAX_LISTED_STATES,
+    MAX_PARAMS_BYTES,
+    DiffStates,
+    Distances,
     DropState,
     Failed,
     Finished,
     ForkState,
     Generate,
     ListStates,
+    MutateState,
     ShowState,
     StateCall,
     StateRecord,
@@ -42,7 +46,7 @@ from wkvm_proto.sampling import Sampling
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class StateEntry(msgspec.Struct, frozen=True):
+class StateEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A named state."""
 
     id: str
@@ -56,8 +60,15 @@ class StateEntry(msgspec.Struct, frozen=True):
     created: float
     """Unix seconds."""
     verb: str
+    """What made it: save, fork, mutate."""
     parents: tuple[str, ...]
     tier: str
+    rule: str = ""
+    """Of a mutation."""
+    params: dict[str, Any] = {}
+    """Of that rule."""
+    norms: dict[str, dict[str, float]] = {}
+    """Of a mutation, by family: `before`, `after`, and the relative `distance` between."""
 
 
 class StateList(msgspec.Struct, frozen=True):
@@ -112,6 +123,25 @@ class AppendFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str | list[TokenId]
     name: str | None = None
     model: str | None = None
+
+
+class MutateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of a mutation: a rule and its parameters; the result is a new version of `name`, the state's own unless
+    told."""
+
+    rule: Annotated[str, Meta(min_length=1, max_length=100)]
+    params: dict[str, Any] = {}
+    name: str | None = None
+    model: str | None = None
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Of each family and layer the norm of the difference of two states, relative to the first one's."""
+
+    object: str
+    a: str
+    b: str
+    families: dict[str, tuple[float, ...]]
 
 
 class StatesRoute:
@@ -208,6 +238,43 @@ class ForkRoute:
         await send_json(send, StateList("list", entries, has_more=False, after=None), status=201)
 
 
+class MutateRoute:
+    """POST /v1/states/{handle}/mutate"""
+
+    def __init__(self, service: Service, limits: BodyLimits) -> None:
+        self._service = service
+        self._bodies = BodyReader(MutateFields, limits)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request with 201. Raises ApiError, ClientGone."""
+        handle = handle_of(scope)
+        body, _ = await self._bodies.read(scope, receive)
+        if body.name is not None:
+            _checked(check_name, body.name, "name")
+        params = msgspec.msgpack.encode(body.params)
+        if len(params) > MAX_PARAMS_BYTES:
+            raise bad_request(f"params: more than {MAX_PARAMS_BYTES} bytes.", "params")
+        call = MutateState(0, TENANT, handle, body.rule, params, body.name or "")
+        made = await ask(self._service, body.model, call)
+        await send_json(send, entry(made.records[0]), status=201)
+
+
+class DiffRoute:
+    """GET /v1/states/{a}/diff/{b}"""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request. Raises ApiError."""
+        a, b = handle_of(scope, "a"), handle_of(scope, "b")
+        query = query_of(scope, OneFields)
+        answer = await answer_of(self._service, query.model, DiffStates(0, TENANT, a, b))
+        if not isinstance(answer, Distances):
+            raise internal_error()
+        await send_json(send, Difference("state.difference", a, b, answer.families))
+
+
 async def read(
     service: Service,
     receive: Receive,
@@ -255,6 +322,14 @@ async def read(
 
 
 async def ask(service: Service, model: str | None, call: StateCall) -> States:
+    """The core's answer, records. Raises ApiError."""
+    answer = await answer_of(service, model, call)
+    if not isinstance(answer, States):
+        raise internal_error()
+    return answer
+
+
+async def answer_of(service: Service, model: str | None, call: StateCall) -> States | Distances:
     """The core's answer. Raises ApiError."""
     settings = service.settings
     link = await service.fleet.reach(model, settings.core_wait_s)
@@ -279,17 +354,20 @@ def entry(record: StateRecord) -> StateEntry:
         name=name,
         version=version,
         tokens=record.tokens,
-        bytes=record.bytes,
+        bytes=record.size_bytes,
         created=record.created,
         verb=record.verb,
         parents=record.parents,
         tier=record.tier,
+        rule=record.rule,
+        params=msgspec.msgpack.decode(record.params) if record.params else {},
+        norms=record.norms,
     )
 
 
-def handle_of(scope: Scope) -> str:
+def handle_of(scope: Scope, name: str = "handle") -> str:
     """The handle in the path. Raises ApiError 400."""
-    handle: str = scope["path_params"]["handle"]
+    handle: str = scope["path_params"][name]
     _checked(parse_handle, handle, "state")
     return handle
 

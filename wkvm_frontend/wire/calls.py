@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wkvm_frontend.wire.inbox import Inbox, Logprobs, Row
 from wkvm_proto.columns import unpack_f32, unpack_u32
-from wkvm_proto.messages import Accepted, BadFrame, Failed, Finished, States, TokenLogprobs, Tokens
+from wkvm_proto.messages import Accepted, BadFrame, Distances, Failed, Finished, States, TokenLogprobs, Tokens
 from wkvm_proto.names import ErrorCode
 
 _IDS = 2**32
@@ -66,7 +66,7 @@ class CallTable:
             del self._calls[call.request]
         call.inbox.put(call.index, event)
 
-    def end(self, event: Failed | States) -> None:
+    def end(self, event: Failed | States | Distances) -> None:
         """The call has ended without a result, or with all of it at once."""
         call = self._calls.get(event.request)
         if call is not None and self.close(call):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple, TypeAlias
 
-from wkvm_proto.messages import Accepted, Failed, Finished, States
+from wkvm_proto.messages import Accepted, Distances, Failed, Finished, States
 
 
 class Logprobs(NamedTuple):
@@ -23,7 +23,7 @@ class Row(NamedTuple):
     logprobs: Logprobs | None = None
 
 
-Item: TypeAlias = Row | Accepted | Finished | Failed | States
+Item: TypeAlias = Row | Accepted | Finished | Failed | States | Distances
 
 
 class Inbox:
@@ -52,7 +52,7 @@ class Inbox:
         self.wake()
         return True
 
-    def put(self, call: int, item: Accepted | Finished | Failed | States) -> None:
+    def put(self, call: int, item: Accepted | Finished | Failed | States | Distances) -> None:
         """Never refused: there are few of them."""
         self._items.append((call, item))
         self.wake()

@@ -23,6 +23,7 @@ from wkvm_proto.messages import (
     Accepted,
     BadFrame,
     Cancel,
+    Distances,
     Failed,
     Finished,
     Generate,
@@ -142,7 +143,7 @@ class CoreLink:
         if self._calls.close(call):
             self._tell(Cancel(call.request, delivered_tokens))
 
-    async def ask(self, message: StateCall, timeout_s: float) -> States | Failed:
+    async def ask(self, message: StateCall, timeout_s: float) -> States | Distances | Failed:
         """The core's answer to a call about states. Raises CoreGone, FrameTooLarge, TimeoutError."""
         inbox = Inbox()
         call = self.submit(message, inbox, 0)
@@ -150,7 +151,7 @@ class CoreLink:
             async with asyncio.timeout(timeout_s):
                 while True:
                     for _, item in await inbox.take():
-                        if isinstance(item, States | Failed):
+                        if isinstance(item, States | Distances | Failed):
                             return item
         finally:
             self._calls.close(call)
@@ -304,7 +305,7 @@ class CoreLink:
                 self._calls.finish(event)
             case Accepted():
                 self._calls.accept(event)
-            case Failed() | States():
+            case Failed() | States() | Distances():
                 self._calls.end(event)
             case Pong():
                 answer = self._probes.get(event.nonce)

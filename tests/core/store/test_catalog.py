@@ -72,7 +72,7 @@ def test_a_fork_shares_the_block_until_the_last_name_is_gone() -> None:
     catalog = Catalog(blocks)
     catalog.save("t", "a", snapshot(blocks))
     made = catalog.fork("t", "a", ["b", "b", "a"])
-    assert [(str(named.handle), named.verb, named.parents) for named in made] == [
+    assert [(str(named.handle), named.origin.verb, named.origin.parents) for named in made] == [
         ("b@1", "fork", ("a@1",)),
         ("b@2", "fork", ("a@1",)),
         ("a@2", "fork", ("a@1",)),

@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from tests.frontend.conftest import Api
-from tests.frontend.events import events, texts
+from tests.frontend.events import events, eventually, texts
 
 NUMBERS = itertools.count()
 
@@ -119,6 +119,46 @@ def test_what_was_read_at_once_and_in_parts_goes_on_alike(whole: Api, name: str)
     whole.http.post(f"/v1/states/{name}/append", json={"prompt": prompt[3:-1]})
     went_on = complete(whole, prompt=prompt[-1:], state=name, max_tokens=8)["choices"][0]["text"]
     assert went_on == complete(whole, prompt=prompt, max_tokens=8)["choices"][0]["text"]
+
+
+def test_a_mutation_makes_a_new_state_and_its_parent_keeps_every_bit(whole: Api, name: str) -> None:
+    complete(whole, prompt="My name is Anna.", save_as=name)
+    complete(whole, prompt="I live in Paris.", save_as=f"{name}-b")
+    before = complete(whole, prompt=" So", state=f"{name}@1", max_tokens=6)["choices"][0]["text"]
+    params = {"other": f"{name}-b", "weight": 0.25}
+    made = whole.http.post(f"/v1/states/{name}/mutate", json={"rule": "merge", "params": params})
+    assert made.status_code == 201
+    entry = made.json()
+    assert (entry["id"], entry["verb"], entry["rule"], entry["params"]) == (f"{name}@2", "mutate", "merge", params)
+    assert entry["parents"] == [f"{name}@1", f"{name}-b@1"]
+    assert entry["norms"]["wkv"]["distance"] > 0
+    found = whole.http.get(f"/v1/states/{name}@1/diff/{name}@2").json()["families"]
+    assert len(found["wkv"]) == 6 and max(found["wkv"]) > 0
+    assert not any(found["shift_att"]) and not any(found["shift_ffn"])  # all but matrices is self's
+    assert not any(whole.http.get(f"/v1/states/{name}@1/diff/{name}@1").json()["families"]["wkv"])
+    assert complete(whole, prompt=" So", state=f"{name}@1", max_tokens=6)["choices"][0]["text"] == before
+    assert complete(whole, prompt=" So", state=f"{name}@2", max_tokens=6)["wkvm"]["reuse"] == "state"
+    forgot = {"rule": "zero", "name": f"{name}-z"}
+    assert whole.http.post(f"/v1/states/{name}/mutate", json=forgot).json()["norms"]["wkv"]["after"] == 0.0
+
+
+def test_a_mutation_that_cannot_be_leaves_nothing(whole: Api, name: str) -> None:
+    complete(whole, save_as=name)
+    path = f"/v1/states/{name}/mutate"
+    free = [line for line in whole.http.get("/metrics").text.splitlines() if line.startswith("wkvm_host_blocks_free")]
+    for body, expected in (
+        ({"rule": "melt"}, (400, "rule")),
+        ({"rule": "decay"}, (400, "params")),
+        ({"rule": "decay", "params": {"alpha": 0.5, "layers": [99]}}, (400, "layers")),
+        ({"rule": "merge", "params": {"other": "nobody", "weight": 0.5}}, (404, "state")),
+        ({"rule": "decay", "params": {"alpha": 0.5}, "name": "a@1"}, (400, "name")),
+    ):
+        assert refused(whole, "POST", path, json=body) == expected
+    assert refused(whole, "GET", f"/v1/states/{name}/diff/nobody") == (404, "state")
+    assert [entry["id"] for entry in whole.http.get("/v1/states", params={"name": name}).json()["data"]] == [
+        f"{name}@1"
+    ]
+    assert eventually(lambda: all(line in whole.http.get("/metrics").text for line in free))
 
 
 def test_forks_are_states_of_their_own(whole: Api, name: str) -> None:
