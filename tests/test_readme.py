@@ -53,6 +53,15 @@ def test_the_openai_client_streams_the_answer(served: str) -> None:
     assert "Anna" in result.stdout
 
 
+def test_the_guide_to_states_runs(served: str) -> None:
+    guide = (ROOT / "docs" / "states.md").read_text()
+    (script,) = re.findall(r"^```sh\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    script = "set -e\n" + script.replace("http://127.0.0.1:8000", served).replace("curl -s", "curl -sS --fail")
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert '"states":["way@101","way@100"' in result.stdout
+
+
 def test_a_session_is_kept_and_goes_on(served: str) -> None:
     program = "\n".join([*blocks("python"), 'print("then:", say("What is my name?", state="anna@1"))'])
     result = subprocess.run(

@@ -15,7 +15,7 @@ from wkvm_frontend.api.models import ModelEntry, ModelList
 from wkvm_frontend.api.refused import REFUSED_FIELDS
 from wkvm_frontend.api.reply import send_bytes
 from wkvm_frontend.api.shapes import ChatCompletion, Completion
-from wkvm_frontend.api.states import (
+from wkvm_frontend.api.state_shapes import (
     AppendFields,
     CreateFields,
     Difference,
