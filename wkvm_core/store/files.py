@@ -197,7 +197,8 @@ class RealFiles:
         return folder
 
     def _place(self, path: str) -> tuple[int, str]:
-        return self._folder(parent(path)), components(path)[-1]
+        name = components(path)[-1]
+        return self._folder(parent(path)), name
 
     def _open(self, path: str, flags: int) -> int:
         folder, name = self._place(path)
