@@ -114,6 +114,16 @@ def encode_header(header: BlobHeader, num_ids: int | None = None) -> bytes:
     return (total - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little") + text.ljust(total - _LENGTH_BYTES)
 
 
+def encode_parts(header: BlobHeader, block: memoryview, ids: Data | None = None) -> list[Data]:
+    """A whole file, in parts to be written one after the other; the families are views of `block`, the `slot_bytes` of
+    a slot. With `ids`, a u32 column, it is the flattened file that callers get and give."""
+    assert len(block) == header.layout.slot_bytes, f"{len(block)} bytes for a slot of {header.layout.slot_bytes}"
+    assert ids is None or header.ids == ids_digest(ids), "the ids are not those of the header"
+    families = [block[begin:end] for begin, end in spans(header.layout)]
+    head = encode_header(header, None if ids is None else len(ids) // 4)
+    return [head, *families] if ids is None else [head, *families, ids]
+
+
 def header_size(first: bytes | memoryview, file_size: int) -> int:
     """Bytes before the payload, from the first 8 of a file. Refuses a header over 1 MiB or over the file's end."""
     if file_size < _LENGTH_BYTES or len(first) < _LENGTH_BYTES:

@@ -11,7 +11,7 @@ from wkvm_core.state.layout import StateLayout
 from wkvm_core.store.blob import (
     BlobHeader,
     decode_header,
-    encode_header,
+    encode_parts,
     header_size,
     packed_bytes,
     parse_header,
@@ -36,9 +36,7 @@ class Blobs:
         `block`: the `slot_bytes` of a slot, not written to by others meanwhile; gaps between families are left out.
         Refuses with `store_full` or `store_read_only`.
         """
-        assert len(block) == header.layout.slot_bytes, f"{len(block)} bytes for a slot of {header.layout.slot_bytes}"
-        families = [block[begin:end] for begin, end in spans(header.layout)]
-        return self._objects.put(tenant_key(tenant), [encode_header(header), *families])
+        return self._objects.put(tenant_key(tenant), encode_parts(header, block))
 
     def get(self, tenant: str, digest: str, layout: StateLayout, block: memoryview) -> BlobHeader:
         """Reads a state into `block` (writable, `slot_bytes`), gaps zero, and returns what its header says.

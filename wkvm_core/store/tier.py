@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from wkvm_core.errors import Refused
+from wkvm_core.store.files import Files
 from wkvm_proto.names import ErrorCode
 
+_PROBE = "probe.tmp"
+_PROBE_BYTES = 1 << 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -32,9 +35,26 @@ class DiskTier:
             self.refusal = _refusal(error)
             raise Refused(self.refusal.code, self.refusal.message) from error
 
-    def open_again(self) -> None:
-        """Takes writes again; for whoever has proved, with a new file, that the disk does."""
+    def try_again(self, files: Files) -> bool:
+        """Takes writes again if a new file can be written and removed; whether they are taken now. Nothing that failed
+        is touched."""
+        if self.refusal is None:
+            return True
+        try:
+            if files.exists(_PROBE):
+                files.unlink(_PROBE)
+            writer = files.create(_PROBE)
+            try:
+                writer.write(bytes(_PROBE_BYTES))
+                writer.sync()
+            finally:
+                writer.close()
+            files.unlink(_PROBE)
+            files.sync_folder("")
+        except OSError:
+            return False
         self.refusal = None
+        return True
 
 
 def _refusal(error: OSError) -> Refused:

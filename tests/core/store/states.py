@@ -11,7 +11,7 @@ import numpy as np
 
 from wkvm_core.state.cursor import Cursor
 from wkvm_core.state.layout import Fingerprint, StateFamily, StateLayout
-from wkvm_core.store.blob import BlobHeader, encode_header, ids_digest, spans
+from wkvm_core.store.blob import BlobHeader, encode_parts, ids_digest, spans
 
 LAYOUT = StateLayout(
     (
@@ -51,9 +51,7 @@ def block(seed: int = 0, layout: StateLayout = LAYOUT, gap: int = 0) -> memoryvi
 def flat_file(ids: bytes | None = IDS, tail: bytes = b"\xff<", seed: int = 0) -> bytes:
     """A whole file, as a caller uploads it."""
     tokens = 41 if ids is None else len(ids) // 4
-    head = encode_header(header(tokens, tail, ids), None if ids is None else len(ids) // 4)
-    values = block(seed)
-    return b"".join([head, *(values[start:stop] for start, stop in spans(LAYOUT)), ids or b""])
+    return b"".join(encode_parts(header(tokens, tail, ids), block(seed), ids))
 
 
 def split(file: bytes) -> tuple[dict[str, Any], bytes]:

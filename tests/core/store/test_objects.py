@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import errno
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.fakes.files import CrashingFiles
 from wkvm_core.errors import Refused
+from wkvm_core.store.files import RealFiles
 from wkvm_core.store.objects import Objects, Swept, digest_of, tenant_key
 from wkvm_core.store.tier import DiskTier
 from wkvm_proto.names import ErrorCode
@@ -140,17 +146,6 @@ def test_a_failed_sync_is_never_followed_by_another_of_that_file() -> None:
     assert names(files) == []
 
 
-def test_a_tier_that_was_proved_writable_again_takes_writes() -> None:
-    files, tier = CrashingFiles(), DiskTier()
-    objects = Objects(files, tier, "things", ".bin")
-    files.fail(0, errno.ENOSPC, forever=True)
-    with pytest.raises(Refused):
-        objects.put(KEY, (SMALL,))
-    files.heal()
-    tier.open_again()
-    assert objects.read(KEY, objects.put(KEY, (SMALL,)), limit=100) == SMALL
-
-
 def test_a_damaged_object_is_put_aside_never_served_and_may_be_put_anew(objects: Objects, files: CrashingFiles) -> None:
     digest = objects.put(KEY, (SMALL,))
     files.flip(objects.path(digest), 3)
@@ -220,3 +215,51 @@ def test_a_removed_object_is_gone_and_removing_it_again_is_nothing(objects: Obje
     objects.remove(digest)
     objects.remove(digest)
     assert names(files) == []
+
+
+def test_equal_content_put_by_many_threads_at_once_is_one_whole_file(tmp_path: Path) -> None:
+    files = RealFiles(str(tmp_path))
+    objects = Objects(files, DiskTier(), "things", ".bin")
+    with ThreadPoolExecutor(8) as pool:
+        digests = set(pool.map(lambda number: objects.put(KEY, (LARGE, bytes([number % 2]))), range(32)))
+    assert len(digests) == 2
+    assert [path.name for path in sorted(tmp_path.rglob("*.*"))] == sorted(f"{digest}.bin" for digest in digests)
+    for digest in digests:
+        objects.check(KEY, digest)
+
+
+STEP = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, 3)),
+    st.tuples(st.just("remove"), st.integers(0, 3)),
+    st.tuples(st.just("fail"), st.integers(0, 12)),
+    st.tuples(st.just("crash"), st.integers(0, 1000)),
+)
+
+
+@given(st.lists(STEP, max_size=14))
+@settings(deadline=None, max_examples=150)
+def test_any_story_of_puts_removals_faults_and_crashes_keeps_what_was_acknowledged(
+    story: list[tuple[str, int]],
+) -> None:
+    contents = [bytes([number]) * (400 * number + 1) for number in range(4)]
+    files, held = CrashingFiles(), set[str]()
+    objects = objects_on(files)
+    for verb, number in story:
+        if verb == "put":
+            with contextlib.suppress(Refused):
+                held.add(objects.put(KEY, (contents[number],)))
+        elif verb == "remove":
+            digest = digest_of(KEY, (contents[number],))
+            held.discard(digest)
+            with contextlib.suppress(Refused):
+                objects.remove(digest)
+        elif verb == "fail":
+            files.fail(number, errno.EIO)
+        else:
+            files = files.after_crash(number)
+            objects = objects_on(files)
+            objects.sweep(held)
+            assert set(objects.digests()) == held
+            assert not [name for name in names(files) if not name.endswith(".bin")]
+        for digest in held:
+            objects.check(KEY, digest)
