@@ -78,7 +78,7 @@ class Blobs:
         try:
             begin = header_size(self._files.read(path, 0, 8), size)
         except Refused:
-            raise self._objects.damaged(digest) from None
+            raise self._objects.damaged(key, digest) from None
         if size - begin != packed_bytes(layout):
             self._objects.check(key, digest)
             raise _other_layout()
@@ -91,7 +91,7 @@ class Blobs:
             hasher.update(family)
         _zero(block, end, len(block))
         if hasher.hexdigest() != digest:
-            raise self._objects.damaged(digest)
+            raise self._objects.damaged(key, digest)
         header = decode_header(parse_header(head[8:]))
         if header.layout != layout:
             raise _other_layout()

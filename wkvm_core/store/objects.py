@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import threading
 from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
@@ -46,6 +47,8 @@ class Objects:
         self._tier = tier
         self._kind = kind
         self._suffix = suffix
+        self._naming = threading.Lock()
+        """Held while a file gets its name or loses it as damaged, so that a new one is never put aside for an old."""
 
     def path(self, digest: str) -> str:
         """Where the object lies."""
@@ -61,14 +64,15 @@ class Objects:
         digest = digest_of(key, parts)
         path = self.path(digest)
         with self._tier.writing():
-            if self._files.exists(path) and self._is_whole(key, digest):
+            if self._files.exists(path) and self._reads_whole(key, digest):
                 self._files.sync_folder(parent(path))
                 return digest
             self._files.make_folders(parent(path))
             temporary = f"{path}.{secrets.token_hex(8)}.tmp"
             try:
                 self._write(temporary, parts)
-                self._files.rename(temporary, path)
+                with self._naming:
+                    self._files.rename(temporary, path)
             except OSError:
                 with contextlib.suppress(OSError):
                     self._files.unlink(temporary)
@@ -83,7 +87,7 @@ class Objects:
             size = self._files.size(path)
             data = self._files.read(path, 0, size) if size <= limit else b""
         if digest_of(key, (data,)) != digest:
-            raise self.damaged(digest)
+            raise self.damaged(key, digest)
         return data
 
     def check(self, key: bytes, digest: str) -> None:
@@ -91,7 +95,7 @@ class Objects:
         with self.reading(digest):
             whole = self._is_whole(key, digest)
         if not whole:
-            raise self.damaged(digest)
+            raise self.damaged(key, digest)
 
     @contextlib.contextmanager
     def reading(self, digest: str) -> Iterator[None]:
@@ -104,26 +108,28 @@ class Objects:
         except OSError as error:
             raise Refused(ErrorCode.STATE_DAMAGED, f"object {digest} cannot be read", param="state") from error
 
-    def damaged(self, digest: str) -> Refused:
-        """Puts an object aside whose bytes are not those of its digest, and returns the refusal to raise."""
+    def damaged(self, key: bytes, digest: str) -> Refused:
+        """Puts an object aside if its bytes, read again, are still not those of its digest: what was read before may
+        have been mended meanwhile. Returns the refusal to raise."""
         path = self.path(digest)
-        with contextlib.suppress(Refused, FileNotFoundError), self._tier.writing():
-            if self._files.exists(path):
-                self._files.rename(path, f"{self._folder(digest)}/{digest}.damaged")
-                self._files.sync_folder(parent(path))
+        with self._naming, contextlib.suppress(Refused, OSError):
+            if not self._is_whole(key, digest):
+                with self._tier.writing():
+                    self._files.rename(path, f"{self._folder(digest)}/{digest}.damaged")
+                    self._files.sync_folder(parent(path))
         return Refused(ErrorCode.STATE_DAMAGED, f"object {digest} is damaged", param="state")
 
     def remove(self, digest: str) -> None:
         """Forgets an object, once the removal of its last reference is durable. Nothing happens if it is gone."""
-        with self._tier.writing():
+        with self._naming, self._tier.writing():
             for name in (f"{digest}{self._suffix}", f"{digest}.damaged"):
-                path = f"{self._folder(digest)}/{name}"
-                if self._files.exists(path):
-                    self._files.unlink(path)
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.unlink(f"{self._folder(digest)}/{name}")
 
     def sweep(self, referenced: Collection[str]) -> Swept:
         """Removes temporaries and objects that nobody refers to. Only at the start, before anything is put: an object
-        is unreferenced until its record is committed. Files with other names are left alone."""
+        is unreferenced until its record is committed. Files with other names are left alone. Raises OSError when a
+        folder cannot be listed, and refuses as every write does."""
         temporaries = orphans = 0
         for folder, name in self._names():
             digest = name[:64]
@@ -171,6 +177,13 @@ class Objects:
                 writer.close()
             raise
         writer.close()
+
+    def _reads_whole(self, key: bytes, digest: str) -> bool:
+        """Whether a file need not be written anew; one that cannot be read is no reason to end writing."""
+        try:
+            return self._is_whole(key, digest)
+        except OSError:
+            return False
 
     def _is_whole(self, key: bytes, digest: str) -> bool:
         hasher, path, offset = blake3(key=key), self.path(digest), 0

@@ -96,7 +96,7 @@ class Segments:
         """The head of a link in a file of `size` bytes, the parent of `below`."""
         link = _parse(data, size)
         if link is None:
-            raise self._objects.damaged(digest)
+            raise Refused(ErrorCode.STATE_DAMAGED, f"object {digest} is no link of ids", param="state")
         if below is not None and (link.links, link.before + link.here) != (below.links - 1, below.before):
             raise Refused(ErrorCode.STATE_DAMAGED, f"object {digest} is not the parent of its child", param="state")
         return link

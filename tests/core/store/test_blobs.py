@@ -137,6 +137,19 @@ def test_a_missing_file_is_damaged(blobs: Blobs, files: CrashingFiles) -> None:
         blobs.get("a", digest, LAYOUT, dirty())
 
 
+def test_a_read_that_the_disk_fails_leaves_the_block_zero_and_the_file_in_place(
+    blobs: Blobs, files: CrashingFiles
+) -> None:
+    digest = blobs.put("a", header(), block())
+    files.read_error = errno.EIO
+    into = dirty()
+    with pytest.raises(Refused, match="cannot be read"):
+        blobs.get("a", digest, LAYOUT, into)
+    assert bytes(into) == bytes(len(into))
+    files.read_error = 0
+    assert blobs.get("a", digest, LAYOUT, into) == header()
+
+
 OTHERS = [
     StateLayout((StateFamily(name="other", shape=(7,), dtype="float32", layers=1),)),
     StateLayout(tuple(msgspec.structs.replace(f, name=f.name.upper()) for f in LAYOUT.families)),
@@ -180,6 +193,10 @@ def test_after_any_crash_a_state_is_whole_or_not_there() -> None:
                     assert into == block(of)
             reopened.sweep({digest for digest, _, number in acknowledged if number <= point})
             assert len(names(after, "blobs")) == sum(number <= point for _, _, number in acknowledged)
+
+
+def test_the_bytes_of_the_format_stay_as_they_are(blobs: Blobs) -> None:
+    assert blobs.put("a", header(), block()) == "18ca75c1129cb82ddc7120e77e28a94cf07252f7a00700374a6243749373e361"
 
 
 def test_a_sweep_keeps_referenced_states_only(blobs: Blobs) -> None:

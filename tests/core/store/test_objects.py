@@ -168,6 +168,48 @@ def test_a_damaged_object_that_nobody_read_yet_is_mended_by_an_equal_put(
     assert objects.read(KEY, digest, limit=100) == SMALL
 
 
+def test_what_the_disk_cannot_read_is_refused_and_stays(objects: Objects, files: CrashingFiles) -> None:
+    digest = objects.put(KEY, (SMALL,))
+    files.read_error = errno.EIO
+    for look in (lambda: objects.read(KEY, digest, limit=100), lambda: objects.check(KEY, digest)):
+        with pytest.raises(Refused, match="cannot be read") as raised:
+            look()
+        assert raised.value.code is ErrorCode.STATE_DAMAGED
+    assert objects.put(KEY, (SMALL,)) == digest, "what cannot be read is written anew"
+    assert objects.damaged(KEY, digest).code is ErrorCode.STATE_DAMAGED
+    objects.put(KEY, (LARGE,))
+    files.read_error = 0
+    assert objects.read(KEY, digest, limit=100) == SMALL
+
+
+def test_an_object_that_was_mended_since_it_was_read_is_not_put_aside(objects: Objects) -> None:
+    digest = objects.put(KEY, (SMALL,))
+    assert objects.damaged(KEY, digest).code is ErrorCode.STATE_DAMAGED
+    assert objects.read(KEY, digest, limit=100) == SMALL
+
+
+def test_finding_damage_twice_or_removing_twice_closes_nothing() -> None:
+    files, tier = CrashingFiles(), DiskTier()
+    objects = Objects(files, tier, "things", ".bin")
+    digest = objects.put(KEY, (SMALL,))
+    files.flip(objects.path(digest), 0)
+    for _ in range(2):
+        objects.damaged(KEY, digest)
+    for _ in range(2):
+        objects.remove(digest)
+    assert tier.refusal is None
+    assert names(files) == []
+
+
+def test_damage_is_refused_also_where_nothing_can_be_put_aside(objects: Objects, files: CrashingFiles) -> None:
+    digest = objects.put(KEY, (SMALL,))
+    files.flip(objects.path(digest), 0)
+    files.fail(0, errno.EROFS, forever=True)
+    for _ in range(2):
+        with pytest.raises(Refused, match="damaged"):
+            objects.read(KEY, digest, limit=100)
+
+
 def test_the_scrub_finds_damage_in_an_object_of_several_pieces(objects: Objects, files: CrashingFiles) -> None:
     digest = objects.put(KEY, (b"x" * (5 << 19),))
     objects.check(KEY, digest)

@@ -40,6 +40,10 @@ def test_the_ids_of_a_chain_come_back_and_no_chain_on_disk_is_longer_than_8(segm
     assert len(segments.chain(digest)) == (links - 1) % MAX_LINKS + 1
 
 
+def test_the_bytes_of_the_format_stay_as_they_are(segments: Segments) -> None:
+    assert segments.put("a", chain(10)) == "22269d517041925676eba51ef591335e6f33634b11435090aad2c00af378a3fc"
+
+
 def test_forks_share_the_links_before_them(segments: Segments, files: CrashingFiles) -> None:
     trunk = chain(3)
     forks = [Segment(bytes([n, 0, 0, 0]), trunk) for n in range(4)]
