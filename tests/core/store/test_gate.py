@@ -89,6 +89,14 @@ def meta(**fields: Any) -> Callable[[dict[str, Any]], object]:
     return lambda document: document["__metadata__"].update({k.replace("_", "."): v for k, v in fields.items()})
 
 
+def doubled(once: bytes, twice: bytes) -> bytes:
+    """A good file in whose header a name occurs twice, the second time as it was: last wins would accept it."""
+    document, values = split(flat_file())
+    text = json.dumps(document, separators=(",", ":")).encode()
+    assert once in text
+    return join(text.replace(once, twice, 1), values)
+
+
 def nothing(document: dict[str, Any]) -> None:
     pass
 
@@ -123,10 +131,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         join({f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(16_000)}, b""),
         "header",
     ),
-    "a name twice": (
-        join(split(flat_file())[0], b"").replace(b'"matrix":', b'"matrix":{},"matrix":', 1)[8:],
-        "header",
-    ),
+    "a tensor twice": (doubled(b'"shift":', b'"shift":{},"shift":'), "header"),
+    "metadata twice": (doubled(b'{"__metadata__":', b'{"__metadata__":{},"__metadata__":'), "header"),
+    "a tensor's field twice": (doubled(b'"dtype":"F32"', b'"dtype":"I32","dtype":"F32"'), "header"),
+    "a name twice, once escaped": (doubled(b'"shift":', b'"\\u0073hift":{},"shift":'), "header"),
     "no metadata": (changed(lambda d: d.pop("__metadata__")), "__metadata__"),
     "metadata that is no text": (changed(meta(cursor_tokens=41)), "__metadata__"),
     "metadata that is a list": (changed(lambda d: d.update(__metadata__=[])), "__metadata__"),
@@ -166,7 +174,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "another shape of that size": (changed(entry(shape=[3, 4, 4, 2])), "tensor 'matrix'"),
     "a negative dimension": (changed(entry(shape=[-3, -2, 4, 4])), "tensor 'matrix'"),
     "a shape whose product overflows": (changed(entry(shape=[1 << 62, 1 << 62, 16])), "tensor 'matrix'"),
-    "a shape of true": (changed(entry(shape=[3, 2, 4, True])), "tensor 'matrix'"),
+    "a shape of true": (changed(lambda d: d["half"].update(shape=[True, 5])), "tensor 'half'"),
+    "an offset of false": (changed(entry(data_offsets=[False, SIZE])), "tensor 'matrix'"),
     "a shape of rank 100,000": (changed(entry(shape=[1] * 100_000)), "tensor 'matrix'"),
     "a fraction": (changed(entry(shape=[3.0, 2, 4, 4])), "tensor 'matrix'"),
     "three offsets": (changed(entry(data_offsets=[0, 1, 2])), "tensor 'matrix'"),
