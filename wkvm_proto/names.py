@@ -64,6 +64,8 @@ class ErrorCode(StrEnum):
     FINGERPRINT_MISMATCH = "fingerprint_mismatch"
     NUMERICS_MISMATCH = "numerics_mismatch"
     DUPLICATE_REQUEST = "duplicate_request"
+    BAD_STATE = "bad_state"
+    STATE_DAMAGED = "state_damaged"
     # capacity and time
     QUEUE_FULL = "queue_full"
     DEADLINE = "deadline"
@@ -71,6 +73,8 @@ class ErrorCode(StrEnum):
     SLOW_CONSUMER = "slow_consumer"
     NOT_ENOUGH_SLOTS = "not_enough_slots"
     NOT_ENOUGH_MEMORY = "not_enough_memory"
+    STORE_FULL = "store_full"
+    STORE_READ_ONLY = "store_read_only"
     # the engine's own faults
     NUMERICAL_ERROR = "numerical_error"
     ENGINE_RESTARTED = "engine_restarted"
