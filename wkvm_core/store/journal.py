@@ -37,7 +37,8 @@ class JournalDamaged(Refused):
 
     def __init__(self, name: str, offset: int, sequence: int) -> None:
         super().__init__(
-            ErrorCode.STORE_DAMAGED, f"journal file {name} is damaged at byte {offset}: transaction {sequence} is missing"
+            ErrorCode.STORE_DAMAGED,
+            f"journal file {name} is damaged at byte {offset}: transaction {sequence} is missing",
         )
         self.name = name
         self.offset = offset
@@ -83,7 +84,8 @@ class Journal:
             self._begin()
         assert self._writer is not None
         frames = b"".join(
-            frame(payload, sequence, self._last, self._salt) for sequence, payload in enumerate(payloads, self._last + 1)
+            frame(payload, sequence, self._last, self._salt)
+            for sequence, payload in enumerate(payloads, self._last + 1)
         )
         self._writer.write(frames)
         self._writer.sync()
@@ -101,9 +103,8 @@ class Journal:
             if following is None or following[0] > upto + 1:
                 break
             self._files.unlink(name)
+            self._files.sync_folder(FOLDER)  # one by one: a crash leaves no gap between those that stay
             gone += 1
-        if gone:
-            self._files.sync_folder(FOLDER)
         return gone
 
     def rotate(self) -> None:
@@ -134,7 +135,7 @@ class JournalReader:
     """Reads transactions in order. Iterate once; then `last` and `torn` are known."""
 
     def __init__(self, files: Files, after: int) -> None:
-        """Entries from `after + 1` on; those before are checked too where their files are still there."""
+        """Entries from `after + 1` on. What is missing before that is missed by nobody."""
         self._files = files
         self._after = after
         self.last = 0
@@ -154,7 +155,7 @@ class JournalReader:
                 self.torn.append(Torn(name, 0))  # its creation was cut short; a file after it tells if it was not
                 continue
             first, salt = header
-            if first != (expected or min(first, self._after + 1)):
+            if first != expected and first > self._after + 1:
                 raise JournalDamaged(name, 0, expected or self._after + 1)
             expected = first
             data = self._files.read(name, 0, self._files.size(name))

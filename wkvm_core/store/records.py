@@ -65,8 +65,8 @@ class Draft(Value, frozen=True):
     """Last link of the chain of ids; None when the ids were left out."""
     tiers: Tiers = (Tier.DISK,)
     pinned: bool = False
-    expires_ms: Count | None = None
-    """Milliseconds since 1970; a pinned state does not expire."""
+    ttl_ms: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    """Milliseconds to live; a pinned state does not expire."""
     tags: Tags = ()
 
 
@@ -87,6 +87,7 @@ class Record(Value, frozen=True):
     tiers: Tiers = (Tier.DISK,)
     pinned: bool = False
     expires_ms: Count | None = None
+    """Milliseconds since 1970; None for never."""
     tags: Tags = ()
 
     @property
