@@ -6,6 +6,7 @@ Every version ever issued has a record or a tombstone: a row that went missing i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -107,10 +108,11 @@ class Index:
     """
 
     def __init__(self, path: str) -> None:
-        """Opens or makes the file; reads none of its rows but one. Refuses a catalog of a later release."""
+        """Opens or makes the file; reads none of its rows but one. Refuses a catalog of a later release; raises OSError."""
         found = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
         if found < SQLITE_MIN:
             raise Refused(ErrorCode.BAD_CONFIG, f"SQLite {apsw.sqlite_lib_version()}: 3.51.3 or later is needed")
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))  # its log inherits the mode
         self.connection = apsw.Connection(path, statementcachesize=256)
         try:
             with damage_told("its header"):
