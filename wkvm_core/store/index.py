@@ -55,6 +55,7 @@ CREATE TABLE refs(tenant TEXT, digest TEXT, refs INTEGER, bytes INTEGER, seal IN
 CREATE TABLE answers(tenant TEXT, key TEXT, at INTEGER, answer BLOB, seal INTEGER, PRIMARY KEY (tenant, key))
     WITHOUT ROWID;
 CREATE INDEX answers_by_age ON answers(at);
+CREATE INDEX answers_by_key ON answers(key, tenant);
 """
 
 
@@ -84,6 +85,7 @@ class Usage(msgspec.Struct, frozen=True):
 def facets(record: Record) -> list[str]:
     """What a record can be found by, besides its name."""
     found = {f"tag:{tag}" for tag in record.tags} | {f"tier:{tier}" for tier in record.tiers}
+    found |= {f"digest:{digest}" for digest in (record.blob, record.segment) if digest is not None}
     return sorted(found | {f"parent:{parent}" for parent in record.lineage.parents})
 
 
@@ -108,11 +110,14 @@ class Index:
     """
 
     def __init__(self, path: str) -> None:
-        """Opens or makes the file; reads none of its rows but one. Refuses a catalog of a later release; raises OSError."""
+        """Opens or makes the file; reads none of its rows but one. Refuses a catalog of a later release, raises
+        OSError."""
         found = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
         if found < SQLITE_MIN:
             raise Refused(ErrorCode.BAD_CONFIG, f"SQLite {apsw.sqlite_lib_version()}: 3.51.3 or later is needed")
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))  # its log inherits the mode
+        os.close(
+            os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        )  # its log inherits the mode
         self.connection = apsw.Connection(path, statementcachesize=256)
         try:
             with damage_told("its header"):
@@ -243,6 +248,8 @@ class Index:
         with damage_told("the counts of a tenant"):
             row = self._row("SELECT * FROM tenants WHERE tenant=?", tenant)
             if row is None:
+                if self._row("SELECT 1 FROM names WHERE tenant=? LIMIT 1", tenant) is not None:
+                    raise Damaged("the counts of a tenant")
                 return Usage()
             self.verify("tenants", row)
             if row[0] != tenant:
@@ -254,6 +261,9 @@ class Index:
         with damage_told("the count of a blob"):
             row = self._row("SELECT * FROM refs WHERE tenant=? AND digest=?", tenant, digest)
             if row is None:
+                sql = "SELECT 1 FROM facets WHERE tenant=? AND facet=? LIMIT 1"
+                if self._row(sql, tenant, f"digest:{digest}") is not None:
+                    raise Damaged("the count of a blob")
                 return 0, 0
             self.verify("refs", row)
             if row[:2] != (tenant, digest) or not isinstance(row[2], int) or not isinstance(row[3], int):
@@ -265,6 +275,9 @@ class Index:
         with damage_told("an idempotency key"):
             row = self._row("SELECT * FROM answers WHERE tenant=? AND key=?", tenant, key)
             if row is None:
+                sql = "SELECT 1 FROM answers INDEXED BY answers_by_key WHERE key=? AND tenant=?"
+                if self._row(sql, key, tenant) is not None:
+                    raise Damaged("an idempotency key")
                 return None
             self.verify("answers", row)
             answer = values.decode_answer(_blob(row[3]))
@@ -332,16 +345,16 @@ class Index:
 
     def _insert(self, record: Record, is_head: bool) -> None:
         handle, tenant = record.handle, record.tenant
-        name = self.name(tenant, handle.name)
+        name, usage = self.name(tenant, handle.name), self.usage(tenant)
+        grown = self._refer(tenant, record.blob, record.bytes, 1)
+        if record.segment is not None:
+            self._refer(tenant, record.segment, 0, 1)
         self.serial = max(self.serial, record.serial)
         self._put(record, "INSERT INTO states VALUES (?,?,?,?,?,?,?)")
         self._add_facets(record, facets(record))
         head = handle.version if is_head or not name.head else name.head
         self._set_name(tenant, handle.name, Name(max(name.last, handle.version), head))
-        grown = self._refer(tenant, record.blob, record.bytes, 1)
-        if record.segment is not None:
-            self._refer(tenant, record.segment, 0, 1)
-        self._count(tenant, names=int(not name.last), states=1, bytes=grown)
+        self._count(tenant, usage, names=int(not name.last), states=1, bytes=grown)
 
     def _bury(self, tombstone: Tombstone) -> None:
         handle, tenant = tombstone.handle, tombstone.tenant
@@ -356,7 +369,7 @@ class Index:
         shrunk = self._refer(tenant, record.blob, record.bytes, -1)
         if record.segment is not None:
             self._refer(tenant, record.segment, 0, -1)
-        self._count(tenant, states=-1, tombstones=1, bytes=shrunk)
+        self._count(tenant, self.usage(tenant), states=-1, tombstones=1, bytes=shrunk)
 
     def _alter(self, tenant: str, handle: StateHandle, **fields: Any) -> None:
         before = self._present(tenant, handle)
@@ -407,9 +420,8 @@ class Index:
         self._run("REPLACE INTO refs VALUES (?,?,?,?,?)", *cells, seal("refs", *cells))
         return 0 if refs else size
 
-    def _count(self, tenant: str, **by: int) -> None:
-        usage = msgspec.structs.asdict(self.usage(tenant))
-        counts = [usage[field] + by.get(field, 0) for field in Usage.__struct_fields__]
+    def _count(self, tenant: str, usage: Usage, **by: int) -> None:
+        counts = [count + by.get(field, 0) for field, count in msgspec.structs.asdict(usage).items()]
         if min(counts) < 0:
             raise Damaged("the counts of a tenant")
         cells = (tenant, *counts)

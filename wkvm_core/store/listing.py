@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from wkvm_core.errors import Refused
 from wkvm_core.store.index import Damaged, Index, damage_told, facets
-from wkvm_core.store.records import Lineage, Record, Tier
-from wkvm_proto.names import ErrorCode, StateHandle
+from wkvm_core.store.records import Lineage, Record, Tag, Tier
+from wkvm_proto.names import StateHandle
 
 MAX_PAGE = 1000
 MAX_ANCESTORS = 10_000
@@ -18,10 +19,10 @@ MAX_ANCESTORS = 10_000
 class Filter(msgspec.Struct, frozen=True):
     """What a listed record must be; None asks nothing."""
 
-    name: str | None = None
-    prefix: str | None = None
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")] | None = None
+    prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,128}\Z")] | None = None
     """The name begins so."""
-    tag: str | None = None
+    tag: Tag | None = None
     parent: StateHandle | None = None
     tier: Tier | None = None
 
@@ -64,9 +65,7 @@ class Ancestor(msgspec.Struct, frozen=True):
 
 def list_records(index: Index, tenant: str, asked: Filter, limit: int, after: int | None, now_ms: int) -> Page:
     """A page of at most `limit` records that were made before the record with serial `after`. Pages do not shift when
-    records are added or deleted between them. Refuses a limit that is not 1 to MAX_PAGE."""
-    if not 1 <= limit <= MAX_PAGE:
-        raise Refused(ErrorCode.BAD_REQUEST, f"a page holds 1 to {MAX_PAGE} states", param="limit")
+    records are added or deleted between them."""
     sql, cells = _query(tenant, asked, 2**62 if after is None else after, now_ms, limit + 1)
     with damage_told("a page of states"):
         rows = index.connection.execute(sql, cells).fetchall()

@@ -1,4 +1,4 @@
-"""Reads the whole catalog in steps and compares it with itself: every seal, every count, every facet."""
+"""Reads the whole catalog in steps and compares it with itself: every seal, every count, every way to a record."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def _seals(index: Index, table: str, key: tuple[str, ...]) -> Iterator[None]:
             for row in rows:
                 index.verify(table, row)
                 if table == "states":
-                    _facets(index, row)
+                    _found(index, row)
                 elif table == "tombstones":
                     decode_tombstone(row[3])
                 elif table == "answers":
-                    decode_answer(row[3])
+                    _answered(index, row)
         if len(rows) < ROWS_A_STEP:
             return
         last = rows[-1]
@@ -56,14 +56,35 @@ def _seals(index: Index, table: str, key: tuple[str, ...]) -> Iterator[None]:
         yield
 
 
-def _facets(index: Index, row: tuple[Any, ...]) -> None:
+def _found(index: Index, row: tuple[Any, ...]) -> None:
     record = index.checked_record(row)
-    for facet in facets(record):
-        found = index.connection.execute(
-            "SELECT 1 FROM facets WHERE tenant=? AND facet=? AND serial=?", (record.tenant, facet, record.serial)
-        ).get
-        if found is None:
-            raise Damaged(f"the facets of state {record.handle}")
+    tenant, name, serial = record.tenant, record.handle.name, record.serial
+    ways: list[tuple[str, tuple[Any, ...]]] = [
+        (
+            "states INDEXED BY states_by_handle WHERE tenant=? AND name=? AND version=? AND serial=?",
+            (*row[1:4], serial),
+        ),
+        ("states INDEXED BY states_by_age WHERE tenant=? AND serial=? AND name=?", (tenant, serial, name)),
+        ("names WHERE tenant=? AND name=? AND last>=?", (tenant, name, record.handle.version)),
+    ]
+    ways += [("facets WHERE tenant=? AND facet=? AND serial=?", (tenant, facet, serial)) for facet in facets(record)]
+    ways += [
+        ("refs WHERE tenant=? AND digest=?", (tenant, digest)) for digest in (record.blob, record.segment) if digest
+    ]
+    if record.due_ms is not None:
+        ways.append(("states INDEXED BY states_by_due WHERE due=? AND serial=?", (record.due_ms, serial)))
+    if any(index.connection.execute(f"SELECT 1 FROM {way}", cells).get is None for way, cells in ways):  # noqa: S608
+        raise Damaged(f"the way to state {record.handle}")
+
+
+def _answered(index: Index, row: tuple[Any, ...]) -> None:
+    decode_answer(row[3])
+    for way, cells in (
+        ("answers_by_key WHERE key=? AND tenant=?", (row[1], row[0])),
+        ("answers_by_age WHERE at=?", row[2:3]),
+    ):
+        if index.connection.execute(f"SELECT 1 FROM answers INDEXED BY {way}", cells).get is None:  # noqa: S608
+            raise Damaged("the way to an idempotency key")
 
 
 def _counts(index: Index) -> None:

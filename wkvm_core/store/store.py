@@ -5,7 +5,6 @@ A write is answered when it is durable. A foreign handle and one that does not e
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from wkvm_core.store import backup
 from wkvm_core.store.committer import Committer, Writing
 from wkvm_core.store.files import Files
 from wkvm_core.store.index import Index, Usage
-from wkvm_core.store.listing import Ancestor, Filter, Page, ancestry, list_records
+from wkvm_core.store.listing import MAX_PAGE, Ancestor, Filter, Page, ancestry, list_records
 from wkvm_core.store.records import (
     MAX_FORKS,
     Answered,
@@ -39,15 +38,12 @@ from wkvm_core.store.records import (
     Tagged,
     Tier,
     Tombstone,
-    Value,
 )
 from wkvm_core.store.recovery import open_journal, rebuild
 from wkvm_core.store.scrub import scrub
 from wkvm_proto.names import BadHandle, ErrorCode, StateHandle, check_name, parse_handle
 
 T = TypeVar("T")
-
-_PREFIX = re.compile(r"[A-Za-z0-9._-]{0,128}")
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -130,11 +126,11 @@ class StateStore:
         """Names a snapshot as the next version of `name`, or of a new name. `if_head` is the version that the caller
         saw as head, 0 for none: when it is not the head any more the save is refused or, `or_sibling`, the new version
         leaves the head where it is."""
-        _checked(check_name, name or "new", "name")
+        _checked(check_name, "new" if name is None else name, "name")
         _valid(draft)
 
         def work(writing: Writing) -> Outcome:
-            called = name or f"state-{secrets.token_hex(8)}"
+            called = f"state-{secrets.token_hex(8)}" if name is None else name
             counters = writing.index.name(tenant, called)
             is_head = if_head is None or if_head == counters.head
             if not is_head and not or_sibling:
@@ -248,8 +244,11 @@ class StateStore:
 
     def list(self, tenant: str, asked: Filter, *, limit: int = 100, after: int | None = None) -> Future[Page]:
         """A page of the tenant's states, newest first; `after` is the cursor of the page before."""
-        if asked.prefix is not None and not _PREFIX.fullmatch(asked.prefix):
-            raise Refused(ErrorCode.BAD_REQUEST, "no state's name begins so", param="prefix")
+        _valid(asked)
+        if not 1 <= limit <= MAX_PAGE:
+            raise Refused(ErrorCode.BAD_REQUEST, f"a page holds 1 to {MAX_PAGE} states", param="limit")
+        if after is not None and not 1 <= after <= 2**62:
+            raise Refused(ErrorCode.BAD_REQUEST, "no page gave this cursor", param="after")
         return self._committer.read(lambda index: list_records(index, tenant, asked, limit, after, self._now_ms()))
 
     def lineage(self, tenant: str, handle: str) -> Future[tuple[Ancestor, ...]]:
@@ -322,8 +321,7 @@ class StateStore:
     ) -> Future[Outcome]:
         if key is None:
             return self._committer.write(work)
-        if not 1 <= len(key) <= 256:
-            raise Refused(ErrorCode.BAD_REQUEST, "an idempotency key has 1 to 256 characters", param="idempotency_key")
+        _valid(Answered(tenant, key, b"", (), 0))
         request = xxh3_128_digest(msgspec.msgpack.encode((asked, draft)))
 
         def once(writing: Writing) -> Outcome:
@@ -377,7 +375,7 @@ def _checked(parse: Callable[[str], T], text: str, param: str) -> T:
         raise Refused(ErrorCode.BAD_REQUEST, str(error), param=param) from None
 
 
-def _valid(value: Value) -> None:
+def _valid(value: msgspec.Struct) -> None:
     """Structs are not checked when they are made: what the journal could not read back is refused here."""
     try:
         msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value))
