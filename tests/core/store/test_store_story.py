@@ -39,7 +39,7 @@ class Story(RuleBasedStateMachine):
         self.states: dict[tuple[str, StateHandle], dict[str, Any]] = {}
         self.issued: dict[tuple[str, str], int] = {}
         self.heads: dict[tuple[str, str], int] = {}
-        self.buried = 0
+        self.saves = 0
         self.last_key: tuple[Any, ...] | None = None
 
     def teardown(self) -> None:
@@ -68,7 +68,8 @@ class Story(RuleBasedStateMachine):
 
     @rule(tenant=TENANTS, name=NAMES, number=NUMBERS, tags=TAGS, keyed=st.booleans())
     def save(self, tenant: str, name: str, number: int, tags: tuple[str, ...], keyed: bool) -> None:
-        key = f"key {self.clock.now} {len(self.files.operations)}" if keyed else None
+        self.saves += 1
+        key = f"key {self.saves}" if keyed else None
         outcome = self.store.save(tenant, name, draft(number, tags=tags), key=key).result()
         assert outcome.handles == (self.issue(tenant, name, number=number, tags=set(tags), parents=(), pinned=False),)
         if keyed:
@@ -82,15 +83,15 @@ class Story(RuleBasedStateMachine):
         outcome = self.store.save(tenant, name, draft(number, tags=tags), key=key).result()
         assert outcome.replayed and outcome.handles == handles
 
-    @rule(tenant=TENANTS, name=NAMES, version=VERSIONS, target=NAMES, number=NUMBERS)
-    def mutate(self, tenant: str, name: str, version: int, target: str, number: int) -> None:
+    @rule(tenant=TENANTS, name=NAMES, version=VERSIONS, child=NAMES, number=NUMBERS)
+    def mutate(self, tenant: str, name: str, version: int, child: str, number: int) -> None:
         parent = StateHandle(name, version)
         if version > self.issued.get((tenant, name), 0):
-            error = self.store.save(tenant, target, draft(number, parent)).exception()
+            error = self.store.save(tenant, child, draft(number, parent)).exception()
             assert isinstance(error, Refused) and error.code is ErrorCode.STATE_NOT_FOUND
             return
-        outcome = self.store.save(tenant, target, draft(number, parent)).result()
-        made = self.issue(tenant, target, number=number, tags=set(), parents=(parent,), pinned=False)
+        outcome = self.store.save(tenant, child, draft(number, parent)).result()
+        made = self.issue(tenant, child, number=number, tags=set(), parents=(parent,), pinned=False)
         assert outcome.handles == (made,)
 
     @rule(tenant=TENANTS, name=NAMES, version=VERSIONS, names=st.lists(NAMES, min_size=1, max_size=3))
@@ -187,5 +188,5 @@ class Story(RuleBasedStateMachine):
 
 TestStory = Story.TestCase
 TestStory.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
