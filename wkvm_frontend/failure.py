@@ -27,7 +27,7 @@ _TYPES = {
     500: "server_error",
     503: "overloaded_error",
     504: "timeout_error",
-    507: "storage_error",
+    507: "server_error",
 }
 _STATUS = {
     ErrorCode.BAD_REQUEST: 400,
@@ -39,6 +39,8 @@ _STATUS = {
     ErrorCode.NUMERICS_MISMATCH: 409,
     ErrorCode.KEY_REUSED: 422,
     ErrorCode.STALE_HEAD: 412,
+    ErrorCode.BAD_STATE: 422,
+    ErrorCode.STATE_DAMAGED: 422,
     ErrorCode.QUEUE_FULL: 503,
     ErrorCode.DEADLINE: 504,
     ErrorCode.DRAINING: 503,
@@ -46,8 +48,9 @@ _STATUS = {
     ErrorCode.NOT_ENOUGH_SLOTS: 503,
     ErrorCode.NOT_ENOUGH_MEMORY: 503,
     ErrorCode.QUOTA_FULL: 507,
-    ErrorCode.STORE_READ_ONLY: 507,
     ErrorCode.STORE_DAMAGED: 500,
+    ErrorCode.STORE_FULL: 507,
+    ErrorCode.STORE_READ_ONLY: 507,
     ErrorCode.NUMERICAL_ERROR: 500,
     ErrorCode.ENGINE_RESTARTED: 503,
     ErrorCode.ENGINE_UNAVAILABLE: 503,

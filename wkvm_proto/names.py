@@ -66,6 +66,8 @@ class ErrorCode(StrEnum):
     DUPLICATE_REQUEST = "duplicate_request"
     KEY_REUSED = "key_reused"
     STALE_HEAD = "stale_head"
+    BAD_STATE = "bad_state"
+    STATE_DAMAGED = "state_damaged"
     # capacity and time
     QUEUE_FULL = "queue_full"
     DEADLINE = "deadline"
@@ -74,6 +76,7 @@ class ErrorCode(StrEnum):
     NOT_ENOUGH_SLOTS = "not_enough_slots"
     NOT_ENOUGH_MEMORY = "not_enough_memory"
     QUOTA_FULL = "quota_full"
+    STORE_FULL = "store_full"
     STORE_READ_ONLY = "store_read_only"
     # the engine's own faults
     NUMERICAL_ERROR = "numerical_error"

@@ -107,6 +107,8 @@ class CrashingFiles:
         self._writers: list[File] = []
         self._faults: dict[int, int] = {}
         self._fails_from: tuple[int, int] | None = None
+        self.read_error = 0
+        """What every read of a file fails with; 0 for none."""
 
     def fail(self, operation: int, code: int, *, forever: bool = False) -> None:
         """The operation that comes `operation` operations from now (0 is the next) raises OSError(code); `forever`:
@@ -160,6 +162,8 @@ class CrashingFiles:
         return _Writer(self, len(self._writers) - 1, path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
+        if self.read_error:
+            raise OSError(self.read_error, os.strerror(self.read_error))
         return bytes(self._file(path).data[offset : offset + size])
 
     def read_into(self, path: str, offset: int, view: memoryview) -> int:
