@@ -64,6 +64,8 @@ class ErrorCode(StrEnum):
     FINGERPRINT_MISMATCH = "fingerprint_mismatch"
     NUMERICS_MISMATCH = "numerics_mismatch"
     DUPLICATE_REQUEST = "duplicate_request"
+    KEY_REUSED = "key_reused"
+    STALE_HEAD = "stale_head"
     BAD_STATE = "bad_state"
     STATE_DAMAGED = "state_damaged"
     # capacity and time
@@ -73,12 +75,14 @@ class ErrorCode(StrEnum):
     SLOW_CONSUMER = "slow_consumer"
     NOT_ENOUGH_SLOTS = "not_enough_slots"
     NOT_ENOUGH_MEMORY = "not_enough_memory"
+    QUOTA_FULL = "quota_full"
     STORE_FULL = "store_full"
     STORE_READ_ONLY = "store_read_only"
     # the engine's own faults
     NUMERICAL_ERROR = "numerical_error"
     ENGINE_RESTARTED = "engine_restarted"
     ENGINE_UNAVAILABLE = "engine_unavailable"
+    STORE_DAMAGED = "store_damaged"
     INTERNAL = "internal"
     # between programs, and at start
     BAD_FRAME = "bad_frame"
