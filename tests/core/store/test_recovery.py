@@ -96,19 +96,22 @@ def test_a_transaction_of_a_later_release_stops_the_start(
 def test_backups_are_kept_by_twos_and_the_journal_reaches_back_to_the_older(
     store: StateStore, files: CrashingFiles, tmp_path: Path
 ) -> None:
-    again = open_store(files, tmp_path)
     for _ in range(3):
-        again.save("t", "c", draft(1)).result()
-        again.backup().result()
-    again.close()
-    assert backups(files) == [6, 7]
-    assert held(files, tmp_path) == ["c@3", "c@2", "c@1", "a@2", "b@1"]
-    assert len(files_of(files)) <= 3
-    newest = f"backup/{7:020d}.db"
+        for backs_up in (False, True):  # each start has a journal file of its own
+            again = open_store(files, tmp_path)
+            again.save("t", "c", draft(1)).result()
+            if backs_up:
+                again.backup().result()
+            again.close()
+    everything = [*(f"c@{version}" for version in range(6, 0, -1)), "a@2", "b@1"]
+    assert backups(files) == [8, 10]
+    assert held(files, tmp_path) == everything
+    assert len(files_of(files)) == 2
+    newest = f"backup/{10:020d}.db"
     files.flip(newest, 8 * files.read(newest, 0, files.size(newest)).index(digest(2).encode()))
     told = rebuild(files, str(tmp_path / "catalog.db"), lambda blob: True)
-    assert (told.backup, told.damaged_backups, told.transactions) == (6, (7,), 1)
-    assert held(files, tmp_path) == ["c@3", "c@2", "c@1", "a@2", "b@1"]
+    assert (told.backup, told.damaged_backups, told.transactions) == (8, (10,), 2)
+    assert held(files, tmp_path) == everything
 
 
 def test_writes_during_a_backup_go_on_and_are_kept(files: CrashingFiles, tmp_path: Path) -> None:
