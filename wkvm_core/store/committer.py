@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import apsw
 
 from wkvm_core.errors import Refused
+from wkvm_core.store.changes import apply
 from wkvm_core.store.index import Index
 from wkvm_core.store.journal import Journal
 from wkvm_core.store.records import Change, encode
@@ -33,7 +35,7 @@ class Writing:
 
     def do(self, change: Change) -> None:
         """Makes a change and records it."""
-        self.index.apply(change)
+        apply(self.index, change)
         self.changes.append(change)
 
 
@@ -176,8 +178,8 @@ class Committer:
             try:
                 self._group(jobs)
                 return
-            except (OSError, apsw.Error) as error:
-                self.failure = f"the disk failed: {_reason(error)}"
+            except Exception as error:  # whatever it was, nobody waits for ever
+                self.failure = f"a commit failed: {_reason(error)}"
                 self._restore()
         for job in jobs:
             job.error = Refused(
@@ -207,10 +209,8 @@ class Committer:
         self._index.commit(self._journal.append(payloads))
 
     def _restore(self) -> None:
-        try:
+        with contextlib.suppress(Refused, OSError, apsw.Error):  # reads say for themselves what they cannot read
             self._index.roll_back()
-        except (Refused, OSError, apsw.Error):
-            return  # reads say for themselves what they cannot read
 
     def _attempt(self, job: _Job[Any], subject: Any) -> None:
         try:

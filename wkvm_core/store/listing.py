@@ -8,8 +8,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from wkvm_core.store.index import Damaged, Index, damage_told, facets
+from wkvm_core.store.index import Index
 from wkvm_core.store.records import Lineage, Record, Tag, Tier
+from wkvm_core.store.rows import Damaged, damage_told
 from wkvm_proto.names import StateHandle
 
 MAX_PAGE = 1000
@@ -36,7 +37,7 @@ class Filter(msgspec.Struct, frozen=True):
         return (
             (self.name is None or name == self.name)
             and (self.prefix is None or name.startswith(self.prefix))
-            and set(self.facets()) <= set(facets(record))
+            and set(self.facets()) <= set(record.facets)
         )
 
     def facets(self) -> list[str]:
@@ -109,7 +110,7 @@ def _are_few(index: Index, tenant: str, prefix: str) -> bool:
     return isinstance(found, int) and found <= FEW
 
 
-def _query(tenant: str, asked: Filter, few: bool, before: int, now_ms: int, limit: int) -> tuple[str, tuple[str | int, ...]]:
+def _query(tenant: str, asked: Filter, few: bool, before: int, now_ms: int, limit: int) -> tuple[str, list[str | int]]:
     """The statement is put together from literals here; everything that a caller gave is bound."""
     wanted = asked.facets()
     cells: list[str | int] = []
@@ -143,4 +144,4 @@ def _query(tenant: str, asked: Filter, few: bool, before: int, now_ms: int, limi
     where.append("(s.due IS NULL OR s.due > ?)")
     cells += [now_ms, limit]
     sql = f"SELECT s.* FROM {source} WHERE {' AND '.join(where)} ORDER BY {order} DESC LIMIT ?"  # noqa: S608
-    return sql, tuple(cells)
+    return sql, cells

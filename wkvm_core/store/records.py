@@ -95,6 +95,13 @@ class Record(Value, frozen=True):
         """When it may be deleted for its age; None for never."""
         return None if self.pinned else self.expires_ms
 
+    @property
+    def facets(self) -> list[str]:
+        """What it can be found by, besides its name."""
+        found = {f"tag:{tag}" for tag in self.tags} | {f"tier:{tier}" for tier in self.tiers}
+        found |= {f"digest:{digest}" for digest in (self.blob, self.segment) if digest is not None}
+        return sorted(found | {f"parent:{parent}" for parent in self.lineage.parents})
+
 
 class Tombstone(Value, frozen=True):
     """What is left of a deleted version: that it was issued, and what its children need for their ancestry."""

@@ -11,10 +11,12 @@ import msgspec
 
 from wkvm_core.errors import Refused
 from wkvm_core.store.backup import backups, fetch_backup, remove_catalog
+from wkvm_core.store.changes import apply
 from wkvm_core.store.files import Files
-from wkvm_core.store.index import Damaged, Index
+from wkvm_core.store.index import Index
 from wkvm_core.store.journal import FOLDER, Journal, JournalDamaged, JournalReader, Torn
 from wkvm_core.store.records import BadValue, decode_transaction
+from wkvm_core.store.rows import Damaged
 from wkvm_core.store.scrub import scrub
 from wkvm_proto.names import ErrorCode, StateHandle
 
@@ -56,7 +58,7 @@ def replay(index: Index, files: Files) -> Replayed:
                 message = f"transaction {entry.sequence} of the journal was written by a later release"
                 raise Refused(ErrorCode.BAD_CONFIG, message) from None
             for change in changes:
-                index.apply(change)
+                apply(index, change)
         index.commit(group[-1].sequence)
     if reader.last < index.sequence:
         raise JournalDamaged(reader.torn[-1].name if reader.torn else FOLDER, 0, reader.last + 1)

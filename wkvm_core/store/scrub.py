@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wkvm_core.store.index import Damaged, Index, damage_told, facets
+from wkvm_core.store.index import Index
 from wkvm_core.store.records import decode_answer, decode_tombstone
+from wkvm_core.store.rows import Damaged, damage_told, verify
 
 ROWS_A_STEP = 2000
 
@@ -42,7 +43,7 @@ def _seals(index: Index, table: str, key: tuple[str, ...]) -> Iterator[None]:
         with damage_told(f"a row of {table}"):
             rows: list[tuple[Any, ...]] = index.connection.execute(later if at else first, at or ()).fetchall()
             for row in rows:
-                index.verify(table, row)
+                verify(table, row)
                 if table == "states":
                     _found(index, row)
                 elif table == "tombstones":
@@ -67,7 +68,7 @@ def _found(index: Index, row: tuple[Any, ...]) -> None:
         ("states INDEXED BY states_by_age WHERE tenant=? AND serial=? AND name=?", (tenant, serial, name)),
         ("names WHERE tenant=? AND name=? AND last>=?", (tenant, name, record.handle.version)),
     ]
-    ways += [("facets WHERE tenant=? AND facet=? AND serial=?", (tenant, facet, serial)) for facet in facets(record)]
+    ways += [("facets WHERE tenant=? AND facet=? AND serial=?", (tenant, facet, serial)) for facet in record.facets]
     ways += [
         ("refs WHERE tenant=? AND digest=?", (tenant, digest)) for digest in (record.blob, record.segment) if digest
     ]

@@ -11,9 +11,11 @@ import pytest
 from tests.core.store.drafts import digest, record
 from wkvm_core.errors import Refused
 from wkvm_core.store import index as module
-from wkvm_core.store.index import Damaged, Index, Name, Usage
+from wkvm_core.store.changes import apply
+from wkvm_core.store.index import Index, Name, Usage
 from wkvm_core.store.listing import Filter, ancestry, list_records
 from wkvm_core.store.records import Answered, Change, Deleted, Forked, HeadMoved, Lineage, Saved, Tagged, Tombstone
+from wkvm_core.store.rows import Damaged
 from wkvm_core.store.scrub import scrub
 from wkvm_proto.names import ErrorCode, StateHandle
 
@@ -25,16 +27,16 @@ def index(tmp_path: Path) -> Iterator[Index]:
     opened.close()
 
 
-def apply(index: Index, *changes: Change) -> None:
+def commit(index: Index, *changes: Change) -> None:
     index.begin()
     for change in changes:
-        index.apply(change)
+        apply(index, change)
     index.commit(index.sequence + 1)
 
 
 def raise_after(index: Index, change: Change) -> None:
     with index.savepoint():
-        index.apply(change)
+        apply(index, change)
         raise KeyError
 
 
@@ -47,7 +49,7 @@ def test_it_is_durable_sqlite_with_one_owner(index: Index, tmp_path: Path) -> No
         return index.connection.execute(f"PRAGMA {name}").get
 
     assert (pragma("journal_mode"), pragma("synchronous"), pragma("locking_mode")) == ("wal", 2, "exclusive")
-    apply(index, Saved(record()))
+    commit(index, Saved(record()))
     with pytest.raises(apsw.BusyError):
         Index(str(tmp_path / "catalog.db"))
     assert not (tmp_path / "catalog.db-shm").exists()
@@ -83,36 +85,36 @@ def test_a_file_that_is_no_catalog_is_damaged(tmp_path: Path) -> None:
 
 
 def test_names_count_versions_that_are_gone(index: Index) -> None:
-    apply(index, Saved(record(1)), Saved(record(2, version=2)))
+    commit(index, Saved(record(1)), Saved(record(2, version=2)))
     assert index.name("t", "a") == Name(last=2, head=2)
-    apply(index, buried("a", 2))
+    commit(index, buried("a", 2))
     assert index.name("t", "a") == Name(last=2, head=1)
-    apply(index, buried("a", 1))
+    commit(index, buried("a", 1))
     assert index.name("t", "a") == Name(last=2, head=0)
     assert isinstance(index.find("t", StateHandle("a", 1)), Tombstone)
     assert index.find("t", StateHandle("a", 3)) is None
 
 
 def test_names_are_case_sensitive(index: Index) -> None:
-    apply(index, Saved(record(1, "a")), Saved(record(2, "A")))
+    commit(index, Saved(record(1, "a")), Saved(record(2, "A")))
     assert index.record("t", StateHandle("a", 1)) == record(1, "a")
     assert index.record("t", StateHandle("A", 1)) == record(2, "A")
 
 
 def test_bytes_of_a_shared_blob_count_once_and_until_the_last_is_gone(index: Index) -> None:
-    apply(index, Saved(record()), Forked(record(2, "b"), (StateHandle("b", 2),)))
+    commit(index, Saved(record()), Forked(record(2, "b"), (StateHandle("b", 2),)))
     assert index.usage("t") == Usage(names=2, states=3, tombstones=0, bytes=1000)
     assert index.references("t", digest(0))[0] == 3
-    apply(index, buried("a", 1), buried("b", 1))
+    commit(index, buried("a", 1), buried("b", 1))
     assert index.usage("t").bytes == 1000
-    apply(index, buried("b", 2))
+    commit(index, buried("b", 2))
     assert index.usage("t") == Usage(names=2, states=0, tombstones=3, bytes=0)
     assert index.references("t", digest(0)) == (0, 0)
 
 
 def test_a_savepoint_undoes_one_transaction_of_a_group(index: Index) -> None:
     index.begin()
-    index.apply(Saved(record(1)))
+    apply(index, Saved(record(1)))
     with pytest.raises(KeyError):
         raise_after(index, Saved(record(2, version=2)))
     assert index.serial == 1
@@ -122,13 +124,13 @@ def test_a_savepoint_undoes_one_transaction_of_a_group(index: Index) -> None:
 
 def test_rolling_back_undoes_the_group(index: Index) -> None:
     index.begin()
-    index.apply(Saved(record(5)))
+    apply(index, Saved(record(5)))
     index.roll_back()
     assert (index.sequence, index.serial, index.usage("t")) == (0, 0, Usage())
 
 
 def test_old_answers_are_forgotten_oldest_first(index: Index) -> None:
-    apply(index, *(Answered("t", f"k{at}", b"", (), at) for at in (1, 2, 3)))
+    commit(index, *(Answered("t", f"k{at}", b"", (), at) for at in (1, 2, 3)))
     index.begin()
     index.forget_answers(3, 1)
     index.commit(2)
@@ -148,7 +150,7 @@ def test_old_answers_are_forgotten_oldest_first(index: Index) -> None:
 )
 def test_a_row_that_was_altered_is_not_served(index: Index, table: str, ask: object) -> None:
     assert callable(ask)
-    apply(index, Saved(record()), Saved(record(2, version=2)), buried("a", 2), Answered("t", "k", b"", (), 1))
+    commit(index, Saved(record()), Saved(record(2, version=2)), buried("a", 2), Answered("t", "k", b"", (), 1))
     ask(index)
     index.connection.execute(f"UPDATE {table} SET seal = seal + 1")
     with pytest.raises(Damaged):
@@ -157,14 +159,14 @@ def test_a_row_that_was_altered_is_not_served(index: Index, table: str, ask: obj
 
 @pytest.mark.parametrize(("table", "version"), [("states", 1), ("tombstones", 2)])
 def test_a_version_that_vanished_is_damage_and_not_absence(index: Index, table: str, version: int) -> None:
-    apply(index, Saved(record()), Saved(record(2, version=2)), buried("a", 2))
+    commit(index, Saved(record()), Saved(record(2, version=2)), buried("a", 2))
     index.connection.execute(f"DELETE FROM {table}")
     with pytest.raises(Damaged):
         index.find("t", StateHandle("a", version))
 
 
 def test_counters_that_vanished_are_damage_and_not_zero(index: Index) -> None:
-    apply(index, Saved(record()))
+    commit(index, Saved(record()))
     for table in ("refs", "tenants", "names"):
         index.connection.execute(f"DELETE FROM {table} WHERE tenant='t'")
         with pytest.raises(Damaged):
@@ -182,11 +184,11 @@ def counters(index: Index, table: str) -> object:
 
 
 def test_a_name_whose_counters_vanished_reissues_no_version(index: Index) -> None:
-    apply(index, Saved(record()), buried("a", 1))
+    commit(index, Saved(record()), buried("a", 1))
     index.connection.execute("DELETE FROM names")
     index.begin()
     with pytest.raises(Damaged):
-        index.apply(Saved(record(2)))
+        apply(index, Saved(record(2)))
     index.roll_back()
 
 
@@ -200,7 +202,7 @@ def test_no_flipped_bit_gives_a_wrong_value(tmp_path: Path) -> None:
     changes: list[Change] = [Saved(record()), Saved(child), Forked(record(3, "c"), (StateHandle("c", 2),))]
     changes += [Saved(record(5, version=2)), buried("a", 2), Tagged("t", StateHandle("c", 1), ("x", "y"))]
     changes += [HeadMoved("t", StateHandle("c", 1)), Answered("t", "k", b"q", (StateHandle("a", 1),), 5)]
-    apply(index, *changes)
+    commit(index, *changes)
     index.close()
     whole = path.read_bytes()
     truth = facts(Index(str(path)))

@@ -7,9 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.core.store.drafts import record
-from wkvm_core.store.index import Damaged, Index
+from wkvm_core.store.changes import apply
+from wkvm_core.store.index import Index
 from wkvm_core.store.listing import Filter, ancestry, list_records
 from wkvm_core.store.records import Deleted, Lineage, Placed, Saved, Tagged, Tier, Tombstone
+from wkvm_core.store.rows import Damaged
 from wkvm_proto.names import StateHandle
 
 PARENT = StateHandle("root", 1)
@@ -20,7 +22,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
     """`root`, and 20 states: even ones tagged, every third a child of root, every fifth on host too."""
     opened = Index(str(tmp_path / "catalog.db"))
     opened.begin()
-    opened.apply(Saved(record(1, "root")))
+    apply(opened, Saved(record(1, "root")))
     for serial in range(2, 22):
         made = record(serial, f"n{serial % 4}", version=serial // 4 + 1)
         made = replace(
@@ -29,8 +31,8 @@ def index(tmp_path: Path) -> Iterator[Index]:
             lineage=Lineage("fork", (PARENT,) if serial % 3 == 0 else ()),
             tiers=(Tier.HOST, Tier.DISK) if serial % 5 == 0 else (Tier.DISK,),
         )
-        opened.apply(Saved(made))
-    opened.apply(Saved(record(22, "root", tenant="u")))
+        apply(opened, Saved(made))
+    apply(opened, Saved(record(22, "root", tenant="u")))
     opened.commit(1)
     yield opened
     opened.close()
@@ -86,9 +88,9 @@ def test_another_tenant_sees_its_own_only(index: Index) -> None:
 def test_pages_do_not_shift_when_states_come_and_go(index: Index) -> None:
     first = list_records(index, "t", Filter(), 5, None, 0)
     index.begin()
-    index.apply(Saved(record(23, "new")))
-    index.apply(Deleted(Tombstone(StateHandle("n1", 6), "t", Lineage("create"), 0, 0)))  # the newest, serial 21
-    index.apply(Deleted(Tombstone(StateHandle("n1", 5), "t", Lineage("create"), 0, 0)))  # the cursor itself
+    apply(index, Saved(record(23, "new")))
+    apply(index, Deleted(Tombstone(StateHandle("n1", 6), "t", Lineage("create"), 0, 0)))  # the newest, serial 21
+    apply(index, Deleted(Tombstone(StateHandle("n1", 5), "t", Lineage("create"), 0, 0)))  # the cursor itself
     index.commit(2)
     assert [one.serial for one in list_records(index, "t", Filter(), 5, first.after, 0).records] == [16, 15, 14, 13, 12]
 
@@ -96,8 +98,8 @@ def test_pages_do_not_shift_when_states_come_and_go(index: Index) -> None:
 def test_changed_tags_and_tiers_are_found_and_the_old_ones_are_not(index: Index) -> None:
     handle = StateHandle("root", 1)
     index.begin()
-    index.apply(Tagged("t", handle, ("new", "new")))
-    index.apply(Placed("t", handle, (Tier.REMOTE,)))
+    apply(index, Tagged("t", handle, ("new", "new")))
+    apply(index, Placed("t", handle, (Tier.REMOTE,)))
     index.commit(2)
     assert serials(index, Filter(tag="new")) == [1]
     assert serials(index, Filter(tier=Tier.REMOTE)) == [1]
@@ -106,7 +108,7 @@ def test_changed_tags_and_tiers_are_found_and_the_old_ones_are_not(index: Index)
 
 def test_a_state_that_is_due_is_not_listed(index: Index) -> None:
     index.begin()
-    index.apply(Saved(replace(record(23, "due"), expires_ms=10)))
+    apply(index, Saved(replace(record(23, "due"), expires_ms=10)))
     index.commit(2)
     assert serials(index, Filter(prefix="due"), now_ms=9) == [23]
     assert serials(index, Filter(prefix="due"), now_ms=10) == []
@@ -123,7 +125,7 @@ def test_an_ancestry_holds_each_state_once_nearest_first(index: Index) -> None:
     left, right, bottom = (StateHandle(name, 1) for name in ("left", "right", "bottom"))
     index.begin()
     for serial, (handle, parents) in enumerate([(left, (PARENT,)), (right, (PARENT,)), (bottom, (left, right))], 23):
-        index.apply(Saved(replace(record(serial), handle=handle, lineage=Lineage("merge", parents))))
+        apply(index, Saved(replace(record(serial), handle=handle, lineage=Lineage("merge", parents))))
     index.commit(2)
     found = index.record("t", bottom)
     assert found is not None

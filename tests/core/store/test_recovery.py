@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
 
-from tests.core.store.drafts import digest, draft, open_store
+from tests.core.store.drafts import digest, draft, open_store, record
 from tests.fakes.files import CrashingFiles
 from wkvm_core.errors import Refused
 from wkvm_core.store.backup import backups
-from wkvm_core.store.journal import Journal, JournalDamaged
+from wkvm_core.store.journal import Journal, JournalDamaged, frame
 from wkvm_core.store.listing import Filter
+from wkvm_core.store.records import Saved, encode
 from wkvm_core.store.recovery import rebuild
 from wkvm_core.store.store import StateStore
 from wkvm_proto.names import ErrorCode, StateHandle
@@ -94,14 +96,22 @@ def test_a_transaction_of_a_later_release_stops_the_start(
 def test_backups_are_kept_by_twos_and_the_journal_reaches_back_to_the_older(
     store: StateStore, files: CrashingFiles, tmp_path: Path
 ) -> None:
-    again = open_store(files, tmp_path)
     for _ in range(3):
-        again.save("t", "c", draft(1)).result()
-        again.backup().result()
-    again.close()
-    assert backups(files) == [6, 7]
-    assert held(files, tmp_path) == ["c@3", "c@2", "c@1", "a@2", "b@1"]
-    assert len(files_of(files)) <= 3
+        for backs_up in (False, True):  # each start has a journal file of its own
+            again = open_store(files, tmp_path)
+            again.save("t", "c", draft(1)).result()
+            if backs_up:
+                again.backup().result()
+            again.close()
+    everything = [*(f"c@{version}" for version in range(6, 0, -1)), "a@2", "b@1"]
+    assert backups(files) == [8, 10]
+    assert held(files, tmp_path) == everything
+    assert len(files_of(files)) == 2
+    newest = f"backup/{10:020d}.db"
+    files.flip(newest, 8 * files.read(newest, 0, files.size(newest)).index(digest(2).encode()))
+    told = rebuild(files, str(tmp_path / "catalog.db"), lambda blob: True)
+    assert (told.backup, told.damaged_backups, told.transactions) == (8, (10,), 2)
+    assert held(files, tmp_path) == everything
 
 
 def test_writes_during_a_backup_go_on_and_are_kept(files: CrashingFiles, tmp_path: Path) -> None:
@@ -121,6 +131,18 @@ def test_writes_during_a_backup_go_on_and_are_kept(files: CrashingFiles, tmp_pat
     assert again.usage("t").result().states == 400 + saved
     again.scrub().result()
     again.close()
+
+
+def test_what_a_killed_process_left_in_memory_only_is_durable_before_it_is_shown(
+    store: StateStore, files: CrashingFiles, tmp_path: Path
+) -> None:
+    newest = files_of(files)[-1]
+    salt = struct.unpack_from("<Q", files.read(newest, 0, 32), 16)[0]
+    saved = encode((Saved(record(4, "late")),))
+    files.append(newest).write(frame(saved, 5, 4, salt))
+    assert "late@1" in held(files, tmp_path)
+    (tmp_path / "catalog.db").unlink()
+    assert "late@1" in held(files.after_crash(0), tmp_path)
 
 
 def test_an_unfinished_backup_is_swept_at_the_start(store: StateStore, files: CrashingFiles, tmp_path: Path) -> None:
