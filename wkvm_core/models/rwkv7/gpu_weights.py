@@ -11,20 +11,11 @@ from torch.nn import functional
 
 from wkvm_core.kernels.project.groups import GRANULE
 from wkvm_core.models.rwkv7.names import Sizes
+from wkvm_core.models.rwkv7.weights import LOW_ORDER, MIX_ORDER, Norm
 
-LOW_ORDER: Final = ("v", "w", "a", "g")
-_MIX_ORDER: Final = ("x_r", "x_k", "x_v", "x_w", "x_a", "x_g")
 _VECTORS: Final = ("v0", "w0", "a0", "k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
 _FFN: Final = 256
 """The channel mix is padded to a multiple: its widest tile, and what a warp of the products of few tokens takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """Scale and shift, float32 `[C]`."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +99,7 @@ def pack(tensors: Mapping[str, torch.Tensor], sizes: Sizes, dtype: torch.dtype, 
         return Layer(
             ln1=norm(f"{block}ln1"),
             ln2=norm(f"{block}ln2"),
-            mixes=torch.stack([vector(att + n) for n in _MIX_ORDER]),
+            mixes=torch.stack([vector(att + n) for n in MIX_ORDER]),
             into=torch.cat([*square, *downs]),
             up=torch.cat(ups, 1).contiguous(),
             vectors=torch.stack(vectors),

@@ -14,8 +14,8 @@ from wkvm_core.models.rwkv7.names import Sizes
 Pack = Callable[[torch.Tensor], Linear]
 """Makes a Linear of a weight `[..., in, out]`."""
 
-_MIX_ORDER: Final = ("x_r", "x_k", "x_v", "x_w", "x_a", "x_g")
-_LOW_ORDER: Final = ("v", "w", "a", "g")
+MIX_ORDER: Final = ("x_r", "x_k", "x_v", "x_w", "x_a", "x_g")
+LOW_ORDER: Final = ("v", "w", "a", "g")
 """The last four mixes are the inputs of the low-rank matrices, in this order."""
 
 
@@ -78,7 +78,7 @@ class Weights:
 def pack_weights(tensors: Mapping[str, torch.Tensor], sizes: Sizes, pack: Pack, device: torch.device) -> Weights:
     """The one hook between checkpoint and forward pass. Everything but the embedding is copied."""
 
-    rank = max(tensors[name].shape[1] for name in tensors if name.endswith(tuple(f".att.{n}1" for n in _LOW_ORDER)))
+    rank = max(tensors[name].shape[1] for name in tensors if name.endswith(tuple(f".att.{n}1" for n in LOW_ORDER)))
 
     def vector(name: str) -> torch.Tensor:
         return tensors[name].to(device=device, dtype=torch.float32)
@@ -105,13 +105,13 @@ def pack_weights(tensors: Mapping[str, torch.Tensor], sizes: Sizes, pack: Pack, 
             ln1=norm(f"{block}ln1"),
             ln2=norm(f"{block}ln2"),
             ln_x=norm(f"{att}ln_x"),
-            mix=torch.stack([vector(att + name) for name in _MIX_ORDER])[:, None, :],
+            mix=torch.stack([vector(att + name) for name in MIX_ORDER])[:, None, :],
             receptance=pack(matrix(f"{att}receptance.weight")),
             key=pack(matrix(f"{att}key.weight")),
             value=pack(matrix(f"{att}value.weight")),
-            down=torch.stack([padded(f"{att}{n}1", sizes.hidden, rank) for n in _LOW_ORDER]),
-            up=torch.stack([padded(f"{att}{n}2", rank, sizes.hidden) for n in _LOW_ORDER]),
-            base=torch.stack([padded(f"{att}{n}0", sizes.hidden) for n in _LOW_ORDER])[:, None, :],
+            down=torch.stack([padded(f"{att}{n}1", sizes.hidden, rank) for n in LOW_ORDER]),
+            up=torch.stack([padded(f"{att}{n}2", rank, sizes.hidden) for n in LOW_ORDER]),
+            base=torch.stack([padded(f"{att}{n}0", sizes.hidden) for n in LOW_ORDER])[:, None, :],
             k_k_negative=-vector(f"{att}k_k"),
             k_a=k_a,
             k_rest=1.0 - k_a,
